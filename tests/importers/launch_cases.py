@@ -29,6 +29,7 @@ class Case:
     cluster: str = ONE
     model: str | None = None
     seq_len: int | None = None
+    preference: str | None = None
     arguments: tuple[str, ...] = ()
     words: tuple[str, ...] = field(default=())
 
@@ -46,6 +47,7 @@ def check(case: Case, folder: Path) -> None:
         "cluster": load_cluster(case.cluster),
         "model": load_model(case.model) if case.model else None,
         "seq_len": case.seq_len,
+        "preference": case.preference,
         "arguments": case.arguments,
     }
     path = folder / next(iter(case.files))
@@ -80,6 +82,8 @@ def shape(plan: Any) -> dict[str, Any]:
         "layers": stage.recompute.layers,
         "framework": plan.job.framework,
         "optimizer": plan.job.optimizer,
+        "preference": None if plan.job.preference is None else plan.job.preference.name,
+        "loss": plan.job.loss,
         "rank": plan.job.optimizer_rank,
         "flash": plan.flash_attention,
         "model": plan.model.name,

@@ -75,8 +75,19 @@ CASES = {
         files={"train.yml": AXOLOTL + "adapter: qlora\nlora_r: 32\nlora_target_linear: true\n"},
         expected="adapter: is qlora, which goes with load_in_4bit",
     ),
-    "axolotl dpo": Case(files={"train.yml": AXOLOTL + "rl: dpo\n"}, expected="rl: is dpo: trains by preferences"),
-    "axolotl orpo": Case(files={"train.yml": AXOLOTL + "rl: orpo\n"}, expected="rl: is orpo: trains by preferences"),
+    "axolotl dpo": Case(
+        files={"train.yml": AXOLOTL + SHARDED + "rl: dpo\ndpo_beta: 0.1\n"},
+        expected={**FULL8, "batch": 32, "seq": 8192, "preference": "dpo", "loss": "tiled"},
+    ),
+    "axolotl simpo": Case(
+        files={"train.yml": AXOLOTL + SHARDED + "rl: simpo\nsimpo_gamma: 0.5\n"},
+        expected={**FULL8, "preference": "cpo", "loss": None},
+    ),
+    "axolotl kto without a reference": Case(
+        files={"train.yml": AXOLOTL + SHARDED + "rl: kto\nprecompute_ref_log_probs: true\n"},
+        expected={**FULL8, "preference": "kto:precomputed"},
+    ),
+    "axolotl grpo": Case(files={"train.yml": AXOLOTL + "rl: grpo\n"}, expected="rl: is grpo, trains by rewards"),
     "axolotl offloads": Case(
         files={"train.yml": AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload_disk")},
         expected="gradient_checkpointing: is offload_disk, which offloads to disk",

@@ -39,16 +39,44 @@ CASES = {
         files={"fsdp2.yaml": FSDP2},
     ),
     "trl sft peft": launch(f"trl sft {TRAIN} --use_peft --lora_r 16", "dtype: is float32, in which frozen weights"),
-    "trl dpo": launch("trl dpo --model_name_or_path x --dataset_name y", "dpo trains by preferences"),
-    "trl kto": launch(
-        f"accelerate launch --num_processes 8 trl/scripts/kto.py {TRAIN}", "kto.py trains by preferences"
+    "trl dpo": launch(
+        "trl dpo --model_name_or_path meta-llama/Llama-3.1-8B --dataset_name y --per_device_train_batch_size 2 "
+        "--accelerate_config fsdp2.yaml --beta 0.1",
+        {**FULL8, "micro": 2, "batch": 16, "seq": 1024, "preference": "dpo", "loss": "tiled"},
+        files={"fsdp2.yaml": FSDP2},
     ),
-    "trl orpo": launch(f"accelerate launch examples/scripts/orpo.py {TRAIN}", "orpo.py trains by preferences"),
-    "trl grpo": launch(f"torchrun --nproc-per-node 8 run_grpo.py {TRAIN}", "run_grpo.py trains by preferences"),
-    "trl rewards": launch(f"torchrun --nproc-per-node 8 -m trl.scripts.reward {TRAIN}", "reward trains by preferences"),
+    "trl kto": launch(
+        f"accelerate launch --config_file fsdp2.yaml trl/scripts/kto.py {TRAIN} --precompute_ref_log_probs true",
+        {**FULL8, "preference": "kto:precomputed", "loss": "tiled"},
+        files={"fsdp2.yaml": FSDP2},
+    ),
+    "trl orpo": launch(
+        f"accelerate launch --config_file fsdp2.yaml examples/scripts/orpo.py {TRAIN}",
+        {**FULL8, "preference": "orpo", "loss": None},
+        files={"fsdp2.yaml": FSDP2},
+    ),
+    "trl simpo by its module": launch(
+        f"accelerate launch --config_file fsdp2.yaml -m scripts.run_simpo {TRAIN} --simpo_gamma 0.5 --loss_type simpo",
+        {**FULL8, "preference": "cpo", "loss": None},
+        files={"fsdp2.yaml": FSDP2},
+    ),
+    "trl grpo": launch(f"torchrun --nproc-per-node 8 run_grpo.py {TRAIN}", "run_grpo.py trains by rewards"),
+    "trl online dpo": launch(f"torchrun --nproc-per-node 8 online_dpo.py {TRAIN}", "online_dpo.py trains by rewards"),
+    "trl rewards": launch(f"torchrun --nproc-per-node 8 -m trl.scripts.reward {TRAIN}", "reward trains by rewards"),
     "trl keys of dpo": launch(
         f"accelerate launch --num_processes 8 align.py {TRAIN} --beta 0.1 --max_prompt_length 512",
-        "beta: is 0.1: trains by preferences",
+        "beta: is 0.1: goes with a loss over preferences or rewards, and nothing says which",
+    ),
+    "trl keys of dpo, which the user names": launch(
+        f"accelerate launch --config_file fsdp2.yaml align.py {TRAIN} --beta 0.1 --max_prompt_length 512",
+        {**FULL8, "preference": "dpo", "loss": "tiled"},
+        files={"fsdp2.yaml": FSDP2},
+        preference="ipo",
+    ),
+    "trl reference of another model": launch(
+        f"accelerate launch --config_file fsdp2.yaml dpo.py {TRAIN} --ref_model_name_or_path x/y",
+        "ref_model_name_or_path: is x/y: another model",
+        files={"fsdp2.yaml": FSDP2},
     ),
     "embeddings": launch(
         "torchrun --nproc_per_node 8 -m FlagEmbedding.finetune.embedder.decoder_only.base --per_device_train_batch_size 8",

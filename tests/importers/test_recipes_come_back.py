@@ -12,11 +12,12 @@ import pytest
 
 from shardwright import Job, Plan, load_cluster, load_model, make_job
 from shardwright.exporters.exported import yaml_text
-from shardwright.exporters.recipes import RECIPES, START, Task, as_run
+from shardwright.exporters.recipes import PREFERENCES, RECIPES, Task, as_run, start
 from shardwright.importers.launch import plan_from_launch
 from shardwright.search.sizing import TrainingWay, ways
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter, Target, parse_adapter
 from shardwright.spec.options import Options
+from shardwright.spec.preference import Preference
 
 ADAPTERS = (
     parse_adapter("lora:16"),
@@ -33,8 +34,12 @@ MODELS: dict[str, tuple[Target, ...]] = {
 }  # fmt: skip
 
 
-def jobs() -> Iterator[tuple[str, str, Task]]:
-    """Yield each way with its model and cluster; options, adapters, models and types take turns."""
+def jobs(trainer: str) -> Iterator[tuple[str, str, Task]]:
+    """Yield each way with its model and cluster; options, losses over preferences, adapters, models and types take
+    turns."""
+    named = [Preference(loss=loss) for loss in PREFERENCES[trainer]]
+    before = [replace(preference, precomputed=True) for preference in named if preference.reference]
+    losses = cycle((None, *named, None, *before))
     options, models, types = cycle(OPTIONS), cycle(MODELS.items()), cycle(("bf16", "bf16", "fp16"))
     for adapter in ADAPTERS:
         for gpus in (1, 4):
@@ -44,7 +49,7 @@ def jobs() -> Iterator[tuple[str, str, Task]]:
                     continue  # of which there are no recipes
                 name, known = next(models)
                 way = replace(way, adapter=way.adapter and _of_model(way.adapter, name, known))
-                yield name, f"1x{gpus}xH100-SXM", _task(name, gpus, way, next(options), next(types))
+                yield name, f"1x{gpus}xH100-SXM", _task(name, gpus, way, next(options), next(types), next(losses))
 
 
 def _of_model(adapter: Adapter, model: str, known: tuple[Target, ...]) -> Adapter:
@@ -54,12 +59,16 @@ def _of_model(adapter: Adapter, model: str, known: tuple[Target, ...]) -> Adapte
     return replace(adapter, targets=(LINEAR if whole or not known else known) if targets in ((), whole) else targets)
 
 
-def _task(name: str, gpus: int, way: TrainingWay, options: Options, precision: str) -> Task:
+def _task(
+    name: str, gpus: int, way: TrainingWay, options: Options, precision: str, preference: Preference | None
+) -> Task:
+    options = options if preference is None else replace(options, loss=None)
     if not way.recompute:
         options = replace(options, activation_offload=None)
     optimizer = "adam" if way.offload else "adam8bit"
     job = make_job(global_batch=3 * gpus, seq_len=1536, framework="fsdp", precision=precision, optimizer=optimizer)
-    return Task(model=load_model(name), source=name, job=replace(job, options=options), way=way, samples=3)
+    job = replace(job, options=options, preference=preference)
+    return Task(model=load_model(name), source=name, job=job, way=way, samples=3)
 
 
 def expected(trainer: str, task: Task) -> Job:
@@ -78,11 +87,10 @@ def decided(plan: Plan) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("trainer", RECIPES)
 def test_recipes_are_read_back(trainer: str, tmp_path: Path) -> None:
-    for name, cluster, task in jobs():
+    for name, cluster, task in jobs(trainer):
         (tmp_path / "recipe.yaml").write_text(yaml_text(RECIPES[trainer](task)))
         gpus = load_cluster(cluster).gpus
-        line = START[trainer].format(gpus=gpus).removeprefix("Start it with: ")
-        (tmp_path / "run.sh").write_text(f"{line}\n")
+        (tmp_path / "run.sh").write_text(f"{start(trainer, task.job, gpus)}\n")
         plan = plan_from_launch(tmp_path / "run.sh", cluster=load_cluster(cluster), model=task.model).plan
         way = task.way
         recompute = "full" if way.recompute else "none"

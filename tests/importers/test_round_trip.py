@@ -31,11 +31,15 @@ FRAMEWORKS = {"accelerate": "fsdp", "deepspeed": "deepspeed", "torchtitan": "tor
 ENVIRONMENT = {"TRAIN_SCRIPT": "train.py", "MASTER_ADDR": "a", "HF_ASSETS_PATH": "a"}
 USERS = ("LEARNING_RATE", "DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "TRAIN_ITERS")
 OPTIONS: dict[str, tuple[dict[str, str], ...]] = {  # that a target writes by words which are read back
-    "accelerate": ({}, {"master_weights": "none"}, {"loss": "chunked"}, {"activation_offload": "inputs"}),
-    "deepspeed": ({}, {"weight_offload": "host"}, {"loss": "chunked"}, {"activation_offload": "inputs"}),
+    "accelerate": (
+        {}, {"master_weights": "none"}, {"loss": "chunked"}, {"loss": "tiled"}, {"activation_offload": "inputs"},
+    ),
+    "deepspeed": (
+        {}, {"weight_offload": "host"}, {"loss": "chunked"}, {"loss": "tiled"}, {"activation_offload": "inputs"},
+    ),
     "torchtitan": ({}, {"loss": "chunked"}),
     "bridge": ({},),
-}
+}  # fmt: skip
 FEW, MANY = 40, 400  # of which a target runs a part: at least a tenth
 
 
@@ -272,3 +276,18 @@ def test_every_option_that_a_target_writes_comes_back(target: str, options: dict
     plan = plan if target == "torchtitan" else replace(plan, sequence_parallel=False)
     read = came_back(on_known_machines(plan), target).job
     assert (read.precision, said(read.options).items() >= options.items()) == ("bf16", True)
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed"])
+@pytest.mark.parametrize("loss", ["dpo", "dpo:precomputed", "kto", "kto:precomputed", "orpo", "cpo"])
+@pytest.mark.parametrize("adapter", [None, "lora:16"])
+def test_losses_over_preferences_come_back(target: str, loss: str, adapter: str | None) -> None:
+    job = shardwright.make_job(
+        global_batch=64, seq_len=1024, framework=FRAMEWORKS[target], preference=loss, adapter=adapter
+    )
+    model = shardwright.load_model("llama-3.2-1b")
+    plan = uniform_plan(model, nodes=1, job=job, micro_batch=2, tp=1, counts=(16,), sharding="zero3", recompute=FULL)
+    plan = on_known_machines(replace(plan, sequence_parallel=False))
+    read = came_back(plan, target)
+    assert (read.job.preference, read.job.adapter, read.job.loss) == (job.preference, job.adapter, job.loss)
+    assert (read.job.global_batch, read.job.seq_len, read.micro_batch) == (64, 1024, 2)

@@ -19,6 +19,7 @@ from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.options import Options
+from shardwright.spec.preference import Preference
 
 SPLIT = plan_of(tiny_model(4, experts=4), replica(stage((0, 4), tp=2, cp=2), micro_batches=2), sequence_parallel=True)
 TWO_STAGES = replica(stage((0, 2), cp=2, tp=2), stage((2, 4), tp=2), micro_batches=2)
@@ -48,6 +49,7 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "Job.fp8_storage": (with_job(fp8_storage=True), "job.fp8_storage"),
     "Job.fp8_recipe": (with_job(precision="fp8", fp8_recipe="blockwise"), "job.fp8_recipe"),
     "Job.fused_loss": (with_job(fused_loss=True), "job.fused_loss"),
+    "Job.preference": (with_job(preference=Preference(loss="dpo")), "job.preference"),
     "Job.images_per_sequence": (with_job(images_per_sequence=1), "job.images_per_sequence"),
     "Job.image_size": (with_job(image_size=(448, 448)), "job.image_size"),
     "Job.sounds_per_sequence": (with_job(sounds_per_sequence=1), "job.sounds_per_sequence"),

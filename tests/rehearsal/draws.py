@@ -24,6 +24,7 @@ from shardwright.search.space.axes import parse_pins
 from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.job import Optimizer
 from shardwright.spec.model import Model
+from shardwright.spec.preference import Preference, parse_preference
 
 MODELS = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "llama-3.2-1b", "qwen3-0.6b")
 RECOMPUTE = ("none", "uniform recompute_layers=1")
@@ -56,6 +57,19 @@ def of_few_bits(seed: int) -> Plan:
     if draw.random() < 1 / 3:
         return best_plan(*drawn, optimizer="adam8bit")
     return best_plan(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", _targets(draw, seed)))
+
+
+def of_preferences(seed: int) -> Plan:
+    """Return one of a loss over preferences, or of the next token by TRL; every third has adapters, and every second
+    of those frozen weights in four bits."""
+    draw = random.Random(seed)
+    *drawn, pins = _of_fsdp(draw)
+    loss = draw.choice(("dpo", "dpo", "kto", "dpo:precomputed", "kto:precomputed", None))
+    pins = pins if loss else {**pins, "loss": "tiled"}
+    form = draw.choice(("lora", "qlora"))
+    adapter = parse_adapter(f"{form}:{draw.choice((8, 64))}") if draw.random() < 1 / 3 else None
+    preference = None if loss is None else parse_preference(loss)
+    return best_plan(*drawn, pins, adapter, preference=preference)
 
 
 def _targets(draw: random.Random, seed: int) -> str:
@@ -175,8 +189,12 @@ def modules_of(model: Model) -> list[str]:
 
 DRAWS: Mapping[str, Callable[[int], Plan]] = {
     "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "adapters": of_adapters, "megatron": of_megatron,
+    "preferences": of_preferences,
 }  # fmt: skip
-NEEDS = {"fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao")}
+NEEDS = {
+    "fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao"),
+    "preferences": ("transformers", "peft", "bitsandbytes", "trl"),
+}  # fmt: skip
 PYTHONS = {"megatron": os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON") or None}  # environments of their own
 SKIPPED = {"torchtitan": "has plans of its own (test_torchtitan)"}
 
@@ -195,10 +213,11 @@ def best_plan(
     pins: Mapping[str, object],
     adapter: Adapter | None = None,
     optimizer: Optimizer = "adam",
+    preference: Preference | None = None,
 ) -> Plan:
     """Return the best plan on so many H200s under some pins."""
     job = shardwright.make_job(global_batch=batch, seq_len=length, framework=framework)
-    job = replace(job, adapter=adapter, optimizer=optimizer)
+    job = replace(job, adapter=adapter, optimizer=optimizer, preference=preference)
     cluster = shardwright.load_cluster(f"{-(-gpus // 8)}x{min(gpus, 8)}xH200-SXM")
     words = " ".join(f"{name}={value}" for name, value in pins.items())
     return shardwright.plan(model, cluster, job, space=parse_pins(words.split()), top=1).best
@@ -209,6 +228,7 @@ def setting(plan: Plan) -> str:
     stage, replica = plan.replicas[0].stages[0], plan.replicas[0]
     adapter = f", {plan.job.adapter.name} beside {'+'.join(plan.job.adapter.targets)}" if plan.job.adapter else ""
     adapter += ", all on the host" if plan.optimizer.offload else ""
+    adapter += f", {plan.job.preference.name if plan.job.preference else plan.job.loss or ''}".rstrip(" ,")
     adapter += f", {plan.job.optimizer}" if plan.job.optimizer != "adam" else ""
     gathered = f", gradients summed in {plan.job.options.gradient_sync}" if plan.job.options.gradient_sync else ""
     degrees = {

@@ -94,7 +94,7 @@ def dollars(text: str | None, option: str) -> float | None:
 
 def require_no_launch(launched: LaunchOptions) -> None:
     """Raise SpecError for options of a launch where there is none."""
-    for name in ("cluster", "model", "env", "seq_len"):
+    for name in ("cluster", "model", "env", "seq_len", "preference"):
         if getattr(launched, name) not in (None, ()):
             flag = f"--{name.replace('_', '-')}"
             raise bad(flag, "goes with --launch; a plan file has its own", f"leave {flag} out")
@@ -117,6 +117,7 @@ def read_launch(path: Path, arguments: tuple[str, ...], launched: LaunchOptions)
         cluster=None if launched.cluster is None else load_cluster(launched.cluster),
         model=None if launched.model is None else load_model(launched.model, accept_guess=launched.accept_guess),
         seq_len=launched.seq_len,
+        preference=launched.preference,
         arguments=arguments,
         environment=environment,
     )

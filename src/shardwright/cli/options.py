@@ -113,6 +113,14 @@ class TrainingOptions:
             "q_proj+v_proj.",
         ),
     ] = None
+    preference: Annotated[
+        str | None,
+        option(
+            metavar="LOSS",
+            help="Train on preferences: dpo, orpo or cpo (a sample is a pair of sequences), or kto; dpo:precomputed "
+            "has run the reference before.",
+        ),
+    ] = None
     freeze: Annotated[
         str | None,
         option(
@@ -166,4 +174,11 @@ class LaunchOptions:
     seq_len: Annotated[int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say.")] = (
         None
     )
+    preference: Annotated[
+        str | None,
+        option(
+            metavar="LOSS",
+            help="Loss over preferences, where the script's name does not say it: dpo, kto, orpo, cpo.",
+        ),
+    ] = None
     accept_guess: AcceptGuess = False

@@ -67,7 +67,7 @@ def egress_dollars(plan: Plan) -> float:
 
 def _pipelines(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[float]:
     """Yield the dollars of each replica's activations and their gradients."""
-    message = widths_of(plan.job).pipeline * plan.micro_batch * plan.job.seq_len * plan.model.hidden
+    message = widths_of(plan.job).pipeline * plan.micro_batch * plan.job.sample_tokens * plan.model.hidden
     for replica in plan.replicas:
         order = [sites[stage.gpu] for _ in range(plan.schedule.virtual_stages) for stage in replica.stages]
         way = sum(price(start, other) for start, other in pairwise(order))

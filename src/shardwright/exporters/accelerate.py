@@ -14,10 +14,12 @@ from shardwright.exporters.hugging_face import (
     ARGUMENTS,
     MODEL_ARGUMENTS,
     frozen_parts,
+    loaded_narrow,
     mixed_precision,
     model_files,
     peft_files,
     refusals_of_trainer,
+    script_words,
     trainer_arguments,
     trainer_text,
 )
@@ -129,7 +131,7 @@ def _wrapped(plan: Plan) -> dict[str, str]:
 
 
 def _script(plan: Plan) -> str:
-    loaded = "" if plan.job.masters else f", and loads the model in the dtype of {MODEL_ARGUMENTS}"
+    loaded = "" if not loaded_narrow(plan) else f", and loads the model in the dtype of {MODEL_ARGUMENTS}"
     if _is_sharded(plan) and plan.job.adapter is not None and plan.job.adapter.quantised:
         loaded += ", and loads the model with device_map='cpu', or all of it comes onto each GPU first"
     start = "exec accelerate launch --config_file accelerate.yaml"
@@ -138,7 +140,7 @@ def _script(plan: Plan) -> str:
         start += '    --main_process_ip "${MASTER_ADDR:?address of machine 0}" --main_process_port 29500'
     return run_script(
         f"Written by shardwright for Accelerate {VERSION}.",
-        f': "${{TRAIN_SCRIPT:?your training script; it reads training_arguments.json{loaded}{frozen_parts(plan)}}}"',
+        f': "${{TRAIN_SCRIPT:?{script_words(plan)}; it reads training_arguments.json{loaded}{frozen_parts(plan)}}}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         f'{start} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
     )

@@ -17,6 +17,7 @@ from shardwright.exporters.hugging_face import (
     frozen_parts,
     peft_files,
     refusals_of_trainer,
+    script_words,
     trainer_arguments,
     trainer_text,
 )
@@ -90,7 +91,7 @@ def _sub_group_size(plan: Plan) -> int:
 def _script(plan: Plan) -> str:
     return run_script(
         f"Written by shardwright for DeepSpeed {VERSION}.",
-        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json, which names '
+        f': "${{TRAIN_SCRIPT:?{script_words(plan)}; it reads training_arguments.json, which names '
         f'ds_config.json{frozen_parts(plan)}}}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         torchrun(plan, '"${TRAIN_SCRIPT}" training_arguments.json "$@"'),

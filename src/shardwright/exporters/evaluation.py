@@ -34,12 +34,13 @@ GPUS = re.compile(r"^# On (?P<gpus>\d{1,9} \S+(?: \+ \d{1,9} \S+)*)(?:, machines
 
 @record
 class Evaluation:
-    """What the comments say: a cluster in short form or as JSON, a preset or a model as JSON, tokens of a sample; None
-    for what they do not. `gpus` are how many of each type run."""
+    """What the comments say: a cluster in short form or as JSON, a preset or a model as JSON, tokens of a sample, the
+    loss over preferences; None for what they do not. `gpus` are how many of each type run."""
 
     cluster: str | None = None
     model: str | None = None
     seq_len: int | None = None
+    preference: str | None = None
     gpus: tuple[tuple[str, int], ...] = ()
 
 
@@ -48,7 +49,12 @@ def lines_of(plan: Plan, file: str, framework: str) -> Iterator[str]:
     without = framework_has(framework, "leaves_model")
     apart = without or (framework == MEGATRON and not described(plan.model))
     cluster, model = _short_form(plan.cluster), _preset(plan.model) if apart else None
-    options = {"--cluster": cluster, "--model": model, "--seq-len": str(plan.job.seq_len) if without else None}
+    options = {
+        "--cluster": cluster,
+        "--model": model,
+        "--seq-len": str(plan.job.seq_len) if without else None,
+        "--preference": None if plan.job.preference is None else plan.job.preference.name,
+    }
     words = "".join(f" {name} {shlex.quote(value)}" for name, value in options.items() if value is not None)
     yield f"# {COMMAND} {file}{words}"
     if cluster is None:
@@ -76,6 +82,7 @@ def evaluation_of(text: str) -> Evaluation:
         cluster=said.get("--cluster", whole.get("cluster")),
         model=said.get("--model", whole.get("model")),
         seq_len=int(length) if length.isdecimal() else None,
+        preference=said.get("--preference"),
         gpus=tuple((gpu, int(count)) for count, gpu in runs),
     )
 

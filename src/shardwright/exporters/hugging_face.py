@@ -75,6 +75,11 @@ def trainer_arguments(plan: Plan) -> dict[str, object]:
         found |= {"optim_target_modules": ["attn", "mlp"], "optim_args": f"rank={plan.job.projection_rank}"}
     if options.activation_offload == "inputs" and found["gradient_checkpointing"]:  # of layers that run again
         found["gradient_checkpointing_kwargs"] = {"offload": True}
+    if (preference := plan.job.preference) is not None:  # fields of TRL's configurations alone
+        found["max_length"] = plan.job.seq_len
+        found |= {"precompute_ref_log_probs": True} if preference.precomputed else {}
+    if options.loss == "tiled":  # a field of TRL's SFTConfig alone
+        found["loss_type"] = "nll"
     if options.loss == "chunked":
         found |= {"use_liger_kernel": True, "liger_kernel_config": CHUNKED}
     if plan.job.iterations is not None:
@@ -116,6 +121,14 @@ def unnamed_targets(model: Model, adapter: Adapter | None) -> Iterator[Problem]:
     if adapter.quantised and "experts" in adapter.targets:
         message = "has experts, beside which PEFT has no adapters where they are quantised"
         yield Problem("job.adapter.targets", message, "leave out experts")
+
+
+def script_words(plan: Plan) -> str:
+    """Return what training script reads the arguments: with a trainer of TRL's, where the loss is TRL's own."""
+    preference = plan.job.preference
+    if preference is None and plan.job.loss != "tiled":
+        return "your training script"
+    return f"your script with TRL's {'SFT' if preference is None else preference.loss.upper()}Trainer"
 
 
 def frozen_parts(plan: Plan) -> str:
@@ -173,10 +186,16 @@ def quantisation_config(plan: Plan) -> dict[str, Any]:
     return {**FOUR_BITS, "bnb_4bit_compute_dtype": dtype, "bnb_4bit_quant_storage": dtype}
 
 
+def loaded_narrow(plan: Plan) -> bool:
+    """Return whether a training script is to load the model in 16 bits: weights without fp32 copies, and those beside
+    adapters in TRL's trainers of preferences, whose own scripts load fp32 unless told otherwise."""
+    frozen = plan.job.adapter is not None and plan.job.preference is not None
+    return not plan.job.masters or (frozen and plan.job.precision in DTYPES)
+
+
 def model_files(plan: Plan) -> Mapping[str, str]:
-    """Return the file of the type in which a training script loads the model, none where weights have fp32 copies, for
-    which it loads them as it does without being told."""
-    if plan.job.masters:
+    """Return the file of the type in which a training script loads the model, none where it is not told."""
+    if not loaded_narrow(plan):
         return {}
     return {MODEL_ARGUMENTS: json.dumps({"dtype": DTYPES[plan.job.precision]}, indent=2) + "\n"}
 

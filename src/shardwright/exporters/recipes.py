@@ -6,11 +6,12 @@ the trainer's own example, there to be replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.errors import bad, reject, suggestion
+from shardwright.errors import Problem, bad, reject, suggestion
 from shardwright.exporters.exported import yaml_text
 from shardwright.exporters.hugging_face import adapter_config, unnamed_targets
 from shardwright.exporters.support.traits import ON_THE_GPU
@@ -49,7 +50,7 @@ class Task:
 
     @property
     def chunked(self) -> bool:
-        """Whether the loss is computed in chunks: by a kernel of Liger's, and always in TRL (1.7 and later)."""
+        """Whether the loss is computed in chunks: by a kernel of Liger's."""
         return self.job.options.loss == "chunked"
 
     @property
@@ -79,25 +80,42 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
     if sizing.job.optimizer not in OPTIMIZERS:
         raise bad("recipe", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
     reject(unnamed_targets(sizing.model, size.way.adapter))
+    reject(_without_recipe(sizing.job, trainer))
     known = {"loss", "activation_offload", "master_weights"}
     if others := said(size.way.of(sizing.job).options).keys() - known:
         raise bad("recipe", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan")
     samples = sizing.job.global_batch // sizing.cluster.gpus
     task = Task(model=sizing.model, source=_repository(source), job=sizing.job, way=size.way, samples=samples)
     words = f"{size.way.name} on {sizing.types}: {size.memory.total_bytes / 2**30:.1f} GiB"
-    head = f"# Written by shardwright: {words} of {size.memory.capacity_bytes / 2**30:.1f} a GPU.\n# {START[trainer]}\n"
-    return head.format(gpus=sizing.cluster.gpus) + yaml_text(RECIPES[trainer](task))
+    head = f"# Written by shardwright: {words} of {size.memory.capacity_bytes / 2**30:.1f} a GPU.\n"
+    command = start(trainer, sizing.job, sizing.cluster.gpus)
+    return f"{head}# Start it with: {command}\n{yaml_text(RECIPES[trainer](task))}"
+
+
+def start(trainer: str, job: Job, gpus: int) -> str:
+    """Return the command that starts a recipe."""
+    script = "sft" if job.preference is None else job.preference.loss
+    return START[trainer].format(gpus=gpus, script=script)
+
+
+def _without_recipe(job: Job, trainer: str) -> Iterator[Problem]:
+    """Yield why a trainer has no recipe for a loss over preferences."""
+    loss = None if job.preference is None else job.preference.loss
+    if loss is not None and loss not in PREFERENCES[trainer]:
+        able = [name for name, losses in PREFERENCES.items() if loss in losses]
+        hint = f"use --recipe {' or '.join(able)}" if able else "make a plan and export it"
+        yield Problem("recipe", f"of {trainer} is not written for {loss}", hint)
 
 
 def as_run(trainer: str | None, job: Job) -> Job:
     """Return a job as a trainer's recipe runs it, whatever is asked for: axolotl loads weights in 16 bits and updates
-    them as they are (axolotl/monkeypatch/accelerate/fsdp2.py 0.19 too widens none), and TRL takes the logits in chunks
+    them as they are (axolotl/monkeypatch/accelerate/fsdp2.py 0.19 too widens none), and TRL takes the logits in tiles
     (trl/trainer/sft_trainer.py 1.16: `add_fused_lm_head`)."""
     options = job.options
     if trainer == "axolotl" and job.precision == "bf16":
         options = replace(options, master_weights="none")
-    if trainer == "trl":
-        options = replace(options, loss="chunked")
+    if trainer == "trl" and job.preference is None:
+        options = replace(options, loss="tiled")
     return replace(job, options=options)
 
 
@@ -134,11 +152,15 @@ def _axolotl(task: Task) -> dict[str, object]:
             **({"lora_target_linear": True} if adapter.targets == LINEAR else {"lora_target_modules": task.modules}),
             **({"peft_use_dora": True} if adapter.dora else {}),
         }
+    if job.preference is None:
+        keys["datasets"] = [{"path": "tatsu-lab/alpaca", "type": "alpaca"}]
+        keys |= {"sample_packing": True, "pad_to_sequence_len": True}
+    else:
+        rl, dataset = PREFERENCES["axolotl"][job.preference.loss]
+        keys |= {"rl": rl, "datasets": [dataset]}
+        keys |= {"precompute_ref_log_probs": True} if job.preference.precomputed else {}
     keys |= {
-        "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
         "sequence_len": job.seq_len,
-        "sample_packing": True,
-        "pad_to_sequence_len": True,
         "micro_batch_size": task.samples,
         "gradient_accumulation_steps": 1,
         "gradient_checkpointing": task.way.recompute,
@@ -195,12 +217,14 @@ def _trl(task: Task) -> dict[str, object]:
             keys |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(task.job.precision, "float32")
     kept = adapter or not task.job.masters
+    preference = task.job.preference
+    keys |= {"precompute_ref_log_probs": True} if preference is not None and preference.precomputed else {}
     return keys | {
         "dtype": dtype if kept else "float32",
         "attn_implementation": "flash_attention_2",
-        "dataset_name": "trl-lib/Capybara",
+        "dataset_name": "trl-lib/Capybara" if preference is None else PREFERENCES["trl"][preference.loss],
         "max_length": task.job.seq_len,
-        "packing": True,
+        **({"packing": True} if preference is None else {}),
         "gradient_checkpointing": task.way.recompute,
         **({"activation_offloading": True} if task.job.options.activation_offload == "inputs" else {}),
         **_arguments(task),
@@ -246,8 +270,22 @@ def _llamafactory(task: Task) -> dict[str, object]:
 RECIPES: Mapping[str, Callable[[Task], dict[str, object]]] = {
     "axolotl": _axolotl, "trl": _trl, "llamafactory": _llamafactory,
 }  # fmt: skip
+# Losses over preferences that recipes are written for: of TRL's scripts with the datasets that their own examples name,
+# of axolotl with the word for `rl` and the examples of its documentation (docs/rlhf.qmd).
+ORCA = {"path": "Intel/orca_dpo_pairs", "split": "train", "type": "chatml.intel"}
+CLEANED = "argilla/ultrafeedback-binarized-preferences-cleaned"
+PREFERENCES: Mapping[str, Mapping[str, Any]] = {
+    "trl": {"dpo": "trl-lib/ultrafeedback_binarized", "kto": "trl-lib/kto-mix-14k"},
+    "axolotl": {
+        "dpo": ("dpo", ORCA),
+        "cpo": ("simpo", ORCA),
+        "orpo": ("orpo", {"path": CLEANED, "type": "chat_template.argilla"}),
+        "kto": ("kto", {"path": f"{CLEANED}-kto", "split": "train", "type": "llama3.ultra"}),
+    },
+    "llamafactory": {},
+}
 START = {
-    "axolotl": "Start it with: axolotl train recipe.yaml",
-    "trl": "Start it with: accelerate launch --num_processes {gpus} --module trl.scripts.sft --config recipe.yaml",
-    "llamafactory": "Start it with: FORCE_TORCHRUN=1 llamafactory-cli train recipe.yaml",
+    "axolotl": "axolotl train recipe.yaml",
+    "trl": "accelerate launch --num_processes {gpus} --module trl.scripts.{script} --config recipe.yaml",
+    "llamafactory": "FORCE_TORCHRUN=1 llamafactory-cli train recipe.yaml",
 }

@@ -5,13 +5,25 @@ computed, where activations are kept, and whether trained weights have copies in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from shardwright.errors import SpecError
 from shardwright.importers.fields import TrainerFields
-from shardwright.spec.options import Options
+from shardwright.spec.options import Loss, Options
+from shardwright.spec.preference import Preference, parse_preference
 
 LIGER, CUT = "axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 KERNELS = ("rope", "rms_norm", "swiglu")  # that Liger has beside that of the loss, on unless it is told otherwise
 ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+OF_PREFERENCES = (
+    "beta",
+    "precompute_ref_log_probs",
+    "desirable_weight",
+    "undesirable_weight",
+    "simpo_gamma",
+    "cpo_alpha",
+)
+OF_SFT = ("nll", "chunked_nll", "dft")  # trl/trainer/sft_config.py 1.16: loss_type
 SIXTEEN = ("bfloat16", "bf16")
 FUSED = "fused_linear_cross_entropy"
 OLDER_TRL = (
@@ -34,12 +46,14 @@ def liger_of(fields: TrainerFields) -> tuple[str, tuple[str, ...]]:
     return str(fields.first("liger_by") or "transformers") if switches.get(FUSED) is not False else "", uncounted
 
 
-def splits_loss(fields: TrainerFields) -> bool:
-    """Return whether the logits are never there together, whatever the family: TRL's own loss
-    (trl/trainer/sft_trainer.py 1.16: `add_fused_lm_head`), axolotl's plugin for cut cross-entropy."""
-    return fields.first("loss_in_parts") is True or (
-        CUT in _plugins(fields) and fields.first("cut_cross_entropy") is not False
-    )
+def own_loss(fields: TrainerFields) -> Loss | None:
+    """Return the loss of a trainer that never has all logits, whatever the family: TRL's own
+    (trl/trainer/sft_trainer.py 1.16: `add_fused_lm_head`), or axolotl's plugin for cut cross-entropy; None for others.
+    """
+    if CUT in _plugins(fields) and fields.first("cut_cross_entropy") is not False:
+        return "chunked"
+    said = fields.first("loss_type") in OF_SFT
+    return "tiled" if said or fields.first("loss_in_parts") is True else None
 
 
 def adapter_kernels(fields: TrainerFields) -> Iterator[str]:
@@ -55,9 +69,28 @@ def adapter_kernels(fields: TrainerFields) -> Iterator[str]:
     yield from (f"{key} (a kernel for adapters)" for key, mode in modes.items() if mode is True)
 
 
+def preference_of(fields: TrainerFields) -> Preference | None:
+    """Return the loss over preferences that a Trainer's name or axolotl's `rl` says, None for none."""
+    name = fields.first("preference")
+    if not isinstance(name, str):
+        for key in OF_PREFERENCES:
+            if fields.first(key) is not None:
+                message = "goes with a loss over preferences or rewards, and nothing says which"
+                fields.report(key, f"is {fields.first(key)}: {message}", "say it: evaluate --preference dpo")
+        return None
+    try:
+        preference = parse_preference(name)
+    except SpecError:  # of another loss, which the keys of the trainer refuse
+        return None
+    before = fields.first("precompute_ref_log_probs") is True and preference.reference
+    return replace(preference, precomputed=before or preference.precomputed)
+
+
 def loss_notes(fields: TrainerFields) -> Iterator[str]:
     """Yield what had to be assumed of the loss."""
-    if fields.first("loss_in_parts") is True and fields.first("use_liger_kernel") is not True:
+    preference = preference_of(fields)
+    tiled = preference is None or preference.passes.tiled
+    if tiled and fields.first("loss_in_parts") is True and fields.first("use_liger_kernel") is not True:
         yield OLDER_TRL
 
 
@@ -108,10 +141,10 @@ def copies_notes(fields: TrainerFields, *, mixed: bool, sharded: bool) -> Iterat
         )
 
 
-def options_of(*, chunked: bool, offloaded: bool, sixteen: bool) -> Options:
+def options_of(*, loss: Loss | None, offloaded: bool, sixteen: bool) -> Options:
     """Return options, of which those that are not asked for are the framework's own."""
     return Options(
-        loss="chunked" if chunked else None,
+        loss=loss,
         activation_offload="inputs" if offloaded else None,
         master_weights="none" if sixteen else None,
     )

@@ -50,6 +50,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.images import parts_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.preference import Preference
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.text.reading import parsed, read_text
 
@@ -125,6 +126,9 @@ def of_trainer(
 ) -> Reading:
     """Return the plan of a Trainer's arguments, Accelerate's among them: where they name a file of DeepSpeed's, of that
     one. `started` says that a launch shows how its processes start."""
+    if question.preference is not None:
+        fields = {("preference",): question.preference.name, **fields}
+        trainers = TRL if trainers == TRAINER else trainers
     named_sections = {path: value for key in SECTIONS for path, value in _section(fields, key, question)}
     inline = {path[1:]: value for path, value in fields.items() if path[0] == "deepspeed" and len(path) > 1}
     plain = {path: value for path, value in fields.items() if path[0] != "deepspeed" or len(path) == 1}
@@ -266,6 +270,7 @@ class Question:
     cluster: Cluster
     model: Model | None
     seq_len: int | None
+    preference: Preference | None
     name: str
     folder: Path
     files: Mapping[str, str]

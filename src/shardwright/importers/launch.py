@@ -53,6 +53,7 @@ from shardwright.plans.document import from_document, load_plan
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.preference import Preference, parse_preference
 from shardwright.spec.text.reading import YAML, parse_json, read_text, sought
 
 TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/train.py")
@@ -65,6 +66,8 @@ DOCUMENT, RUN = "\n---\n", re.compile(r"^run:", re.MULTILINE)  # of YAML
 LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")  # several words behind them
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
+# The same of losses over preferences.
+PAIRS = re.compile(r"(?:^|[/.])(?:run_|train_|trl_)?(?P<loss>dpo|ipo|kto|orpo|cpo|simpo)(?:_\w+)?(?:\.py)?$")
 LORA = re.compile(r"(?<![a-z])lora(?![a-z])")  # in the name of a program that trains adapters without being told
 # What the configurations of Accelerate say that `trl` has by name (trl/accelerate_configs of 1.16.0). That for one GPU
 # starts one process, whatever it says (accelerate/commands/launch.py: `simple_launcher`).
@@ -95,6 +98,7 @@ def plan_from_launch(
     cluster: Cluster | None = None,
     model: Model | None = None,
     seq_len: int | None = None,
+    preference: str | None = None,
     arguments: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Reading:
@@ -106,13 +110,15 @@ def plan_from_launch(
     DeepSpeed's JSON; Accelerate's YAML; arguments of a Trainer in either; YAML of NeMo, Megatron-Bridge, Megatron-LM,
     LLM Foundry and torchtune; recipes of NeMo 2 and Megatron-Bridge; torchtitan's TOML and Python. `arguments` and
     `environment` are those of a script; for a Python file the first argument names the function, further ones
-    (`model.x=1`) override fields, as for YAML. Nothing is executed. Raises SpecError with every reason why no plan can
+    (`model.x=1`) override fields, as for YAML. `preference` is the loss of a script that does not say it by its name
+    (`parse_preference`). Nothing is executed. Raises SpecError with every reason why no plan can
     be read.
     """
     if seq_len is not None and seq_len < 1:
         raise bad("`seq_len=`", f"must be more than zero, got {seq_len}", "give the tokens of a sample")
     text, ending = read_text(path), path.suffix.casefold()
-    question = _asked(text, str(path), path.parent, cluster, model, seq_len)
+    asked = None if preference is None else parse_preference(preference)
+    question = _asked(text, path, cluster, model, seq_len, asked)
     with sought(text, question.name):
         task = _task(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
@@ -145,7 +151,12 @@ def _config_map(text: str, name: str) -> dict[str, str] | None:
 
 
 def _asked(
-    text: str, name: str, folder: Path, cluster: Cluster | None, model: Model | None, seq_len: int | None
+    text: str,
+    path: Path,
+    cluster: Cluster | None,
+    model: Model | None,
+    seq_len: int | None,
+    preference: Preference | None,
 ) -> Question:
     """Return what is asked of a file, with what its own line says where nothing is given. Raises SpecError without a
     cluster."""
@@ -156,6 +167,7 @@ def _asked(
         (cluster, written.cluster and _called(written.cluster, "its cluster")),
         (model, written.model and _called(written.model, "its model")),
         (seq_len, written.seq_len and f"{written.seq_len} tokens a sample"),
+        (preference, written.preference),
     )
     machines = cluster or cluster_said(written.cluster or "")
     there = {pool.gpu.name for pool in machines.pools}
@@ -165,8 +177,9 @@ def _asked(
         model=model if model is not None or written.model is None else model_said(written.model),
         gpus=dict(written.gpus) if there.issuperset(gpu for gpu, _ in written.gpus) else {},
         seq_len=seq_len or written.seq_len,
-        name=name,
-        folder=folder,
+        preference=preference or (None if written.preference is None else parse_preference(written.preference)),
+        name=str(path),
+        folder=path.parent,
         files={},
         notes=[f"taken from the file's own words to `evaluate`: {taken}"] if taken else [],
     )
@@ -299,6 +312,8 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
         gpus = count  # of the configuration of Accelerate, which goes before the GPUs of a machine
     if LORA.search(launch.program.rsplit("/", 1)[-1].casefold()):
         fields = {("use_peft",): True, **fields}
+    if pairs := PAIRS.search(launch.program):
+        fields = {("preference",): pairs["loss"], **fields}
     if launch.launcher == "deepspeed" and not _deepspeed_file(fields):
         hint = "evaluate that configuration, as JSON"
         raise bad(question.name, "the configuration of DeepSpeed is in the program that it starts", hint)
@@ -344,7 +359,8 @@ def _of_recipe(recipe: str, launch: Launch, gpus: int | None, question: Question
 def _kind(launch: Launch) -> str:
     """Return the trainer whose program or command is started."""
     names = re.split(r"[-./]", f"{launch.launcher}.{launch.program}")
-    return "trl" if SFT.search(launch.program) else next((kind for kind in KINDS if kind in names), "")
+    by_name = SFT.search(launch.program) or PAIRS.search(launch.program)
+    return "trl" if by_name else next((kind for kind in KINDS if kind in names), "")
 
 
 def _deepspeed_file(fields: Mapping[Fields, Any]) -> bool:

@@ -54,7 +54,7 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
         message = "is fp32, in which frozen weights are kept: they are described in 16 bits and fewer"
         config.report("dtype", message, "write bf16")
     options = options_of(
-        chunked=False,
+        loss=None,
         offloaded=offloads_activations(config, words, adapters=adapter is not None),
         sixteen=sixteen and adapter is None,
     )

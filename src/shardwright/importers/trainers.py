@@ -19,8 +19,9 @@ from shardwright.importers.choices import (
     loss_notes,
     offloads_activations,
     options_of,
+    own_loss,
     plugins_uncounted,
-    splits_loss,
+    preference_of,
 )
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.records import record
@@ -200,10 +201,11 @@ def _settings(
     """Return settings with the adapters and options of a Trainer's fields."""
     peft = peft_of(fields, sharded=basics.sharded, casts=basics.deepspeed)
     liger, kernels = liger_of(fields)
+    preference = preference_of(fields)
     mixed, sharded = _mixed(fields) is not None, basics.sharded or basics.deepspeed
     kept = peft is None and not basics.deepspeed and keeps_sixteen_bits(fields, mixed=mixed, sharded=sharded)
     options = options_of(
-        chunked=bool(liger) or splits_loss(fields),
+        loss=None if preference is not None else "chunked" if liger else own_loss(fields),
         offloaded=offloads_activations(fields, words, adapters=peft is not None),
         sixteen=kept and "--bf16" in basics.precision,
     )
@@ -218,6 +220,7 @@ def _settings(
         optimizer=basics.optimizer,
         optimizer_rank=basics.optimizer_rank,
         freeze=(_frozen(fields) or None) if peft is None else None,
+        preference=preference,
     )
     return TrainerSettings(
         words=tuple(words),
@@ -230,7 +233,7 @@ def _settings(
             *(copies_notes(fields, mixed=mixed, sharded=sharded) if peft is None else ()),
         ),
         peft=peft,
-        liger="" if splits_loss(fields) else liger,
+        liger="" if preference is not None or own_loss(fields) else liger,
     )
 
 

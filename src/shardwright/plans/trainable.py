@@ -39,6 +39,7 @@ INSTEAD = {  # of what takes parts of some sizes alone
     "nf4": "an adapter beside weights in 16 bits, or `framework=fsdp`, whose trainers run it",
 }  # fmt: skip
 OTHERS = "docs/model-families.md lists what it runs; `shardwright spmd train` runs any module"
+FOR_TRL = "plan for TRL: framework=fsdp or deepspeed"
 AGAIN = "make the plan again of the model's config.json"
 
 
@@ -73,6 +74,7 @@ def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
         "fp8_storage": (job.fp8_storage, "keeping weights in 8 bits alone", "leave it out"),
         "fused_loss": (job.fused_loss, "a loss that holds no logits", "leave it out"),
         "optimizer": (job.optimizer == "none", "a step without an update", "name an optimizer"),
+        "preference": (job.preference is not None, "a loss over preferences", FOR_TRL),
         "document_tokens": (
             job.document_tokens is not None and any(kind.mixer for kind in model.kinds),
             "a state that begins anew with each document", "leave it out",

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from shardwright.errors import Problem
-from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_options, framework_rows
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_has, framework_options, framework_rows
 from shardwright.spec.job import Fp8Recipe, Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import DEFAULTS, STATE, said
@@ -28,6 +28,7 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
     if job.framework == OWN and job.fp8_recipe not in OWN_FP8_RECIPES:
         message = f"{job.fp8_recipe} is not there in {OWN}, which has one scale a tensor"
         yield Problem("job.fp8_recipe", message, f"use {OWN_FP8_RECIPE}, or leave it out")
+    yield from _preference(model, job)
     given = said(job.options)
     if not given or job.framework not in framework_rows():
         return
@@ -50,11 +51,20 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
             yield Problem(f"job.options.{name}", message, hint)
 
 
+def _preference(model: Model, job: Job) -> Iterator[Problem]:
+    """What TRL's trainers of losses over preferences take is a model of texts that predicts the next token."""
+    other = [tower.noun for tower in model.towers] or ([] if model.causal else ["masked tokens"])
+    if job.preference is not None and other:
+        message = f"is {job.preference.loss}, which is described for models of texts, and {model.name} has {other[0]}"
+        yield Problem("job.preference", message, "leave it out")
+
+
 def beyond_own(job: Job) -> tuple[str, ...]:
     """Return what of a job `shardwright train`, which has no options, does not have, each as name=value."""
     recipe = () if job.fp8_recipe in OWN_FP8_RECIPES else (f"fp8_recipe={job.fp8_recipe}",)
     switches = (f"{name}=true" for name in SWITCHES if getattr(job, name))
-    return (*recipe, *switches, *(f"{name}={word}" for name, word in said(job.options).items()))
+    loss = () if job.preference is None else (f"preference={job.preference.name}",)
+    return (*recipe, *switches, *loss, *(f"{name}={word}" for name, word in said(job.options).items()))
 
 
 def as_own(job: Job) -> Job:
@@ -155,5 +165,9 @@ def _loss(job: Job, given: Mapping[str, str]) -> Faults:
         yield "loss", "is chunked, which Megatron-LM has not", "use fused, or another framework"
     if given.get("loss") in ("fused", "unfused") and job.framework != MEGATRON:
         yield "loss", f"is {given['loss']}, which is Megatron-LM's to choose", "use chunked, or leave it out"
+    if given.get("loss") == "tiled" and not framework_has(job.framework, "transformers"):
+        yield "loss", "is tiled, which TRL has, the trainer of transformers' models", "leave it out"
+    if "loss" in given and job.preference is not None:
+        yield "loss", f"is {given['loss']}, but that of {job.preference.loss} is TRL's own", "leave it out"
     if "loss" in given and job.fused_loss:
         yield "loss", f"is {given['loss']} beside job.fused_loss, which holds no logits", "leave one of them out"

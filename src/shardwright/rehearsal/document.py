@@ -24,6 +24,7 @@ from shardwright.cost.compute.operators import (
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import moved_in_passes, once_a_step
 from shardwright.cost.learned import default_efficiency
+from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import trained_share, weight_bytes
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import stage_row, strategies
@@ -188,7 +189,8 @@ def _flops(plan: Plan, place: Place) -> float:
     (`FLASH_BACKWARD_FLOPS`). Adapters have all of their own, and those of DoRA the lengths of rows in each pass."""
     model, job = plan.model, plan.job
     passes = 2.0 if job.adapters else 3.0
-    tokens = sum(place.sizes) * job.seq_len / place.context_parallel
+    tokens = sum(place.sizes) * job.sample_tokens / place.context_parallel
+    alone = job.passes_without_gradients
     recompute = plan.replicas[place.replica].stages[place.stage].recompute
     total, lengths = 0.0, 0.0
     for units in place.chunks:
@@ -205,11 +207,13 @@ def _flops(plan: Plan, place: Place) -> float:
             beyond = _beyond_routed(plan, place, layer)
             every += beyond
             scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
-            total += passes * every + (1.0 + FLASH_BACKWARD_FLOPS - passes) * scores
+            total += (passes + alone) * every + (1.0 + FLASH_BACKWARD_FLOPS - passes) * scores
             if job.adapter is not None:
                 beside = adapted(model, layer, job.adapter)
                 whole = 1 if plan.sequence_parallel else place.tensor_parallel
-                products = 6.0 + 2.0 * (number < again)
+                products = (
+                    6.0 + 2.0 * (number < again) + 2.0 * (job.preference.policy_passes if job.preference else 0.0)
+                )
                 total += products * job.adapter.rank * sum(_low_rank(matrix, whole) for matrix in beside)
                 lengths += (1.0 + (number < again)) * _lengths_flops(beside, job, place.tensor_parallel)
                 # Where layers run again, what enters the first has a gradient, too
@@ -224,7 +228,8 @@ def _flops(plan: Plan, place: Place) -> float:
                 total += _every_second(layer, model.hidden) if operators else _of_modules(model, layer, job, scores)
                 total += beyond * bool(repeats(job) & MOE)
         if len(model.layers) + 1 in units:
-            total += passes * 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
+            head = passes + alone + (job.loss == "tiled")
+            total += head * 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
             beyond = _beyond_routed(plan, place, model.layers[-1])
             total += model.mtp_layers * _of_prediction(model, job, recompute, beyond)
     return total * tokens / place.tensor_parallel + lengths * len(place.sizes)
@@ -256,7 +261,7 @@ def _beyond_routed(plan: Plan, place: Place, layer: Layer) -> float:
     moe = layer.moe
     if moe is None:
         return 0.0
-    size = plan.micro_batch * plan.job.seq_len / place.context_parallel
+    size = plan.micro_batch * plan.job.sample_tokens / place.context_parallel
     size /= place.tensor_parallel if plan.sequence_parallel else 1
     (copies,) = expert_copies(moe, np.array([size]), np.ones(1), plan.job)
     return 2.0 * moe.matrices * (moe.latent or plan.model.hidden) * (float(copies) - moe.top_k) * moe.expert_width
@@ -351,7 +356,7 @@ def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, 
             result["all-reduce", "gradient"] = widths.gradient_reduction * summed / 2.0
     if place.depth > 1:
         split = place.context_parallel * (place.tensor_parallel if plan.sequence_parallel else 1)
-        message = widths.saved * job.seq_len / split * plan.model.hidden * sum(place.sizes)
+        message = widths.saved * job.sample_tokens / split * plan.model.hidden * sum(place.sizes)
         inner = len(place.chunks)
         before = inner - (1 if place.stage == 0 else 0)
         after = inner - (1 if place.stage == place.depth - 1 else 0)
@@ -376,8 +381,20 @@ def _data_parallel_parameters(plan: Plan, place: Place, memory: StageMemory) -> 
     times = (plan.schedule.waves or 1) if plan.layered else place.micro_batches
     trained = trained_share(model, job)
     beside = held * trained * job.adapters * ((moved.forward > 0.0).astype(int) + (moved.backward > 0.0))[0, 0]
-    gathered = times * float((moved.forward + moved.backward)[0, 0] + beside) + trained * held * float(gathers[0])
+    passing = float((moved.forward + moved.backward)[0, 0] + beside) + _gathered_alone(plan, float(moved.forward[0, 0]))
+    gathered = times * passing + trained * held * float(gathers[0])
     return gathered, trained * (times * float(moved.summed[0, 0]) + held * float(sums[0]))
+
+
+def _gathered_alone(plan: Plan, forward: float) -> float:
+    """Return the parameters that passes of a micro-batch without gradients gather, where one with them gathers
+    `forward`: a reference that is one unit is whole from the first step on unless ZeRO-3 shards it."""
+    job, preference = plan.job, plan.job.preference
+    if preference is None:
+        return 0.0
+    apart = job.holds_reference and memory_facts(job.framework).reference == "unit"
+    whole = plan.model.parameters * (plan.optimizer.sharding == "zero3") if apart else forward
+    return preference.policy_passes * forward + preference.reference_passes * whole
 
 
 def _held(plan: Plan, place: Place, memory: StageMemory) -> float:

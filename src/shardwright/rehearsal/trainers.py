@@ -80,8 +80,13 @@ def _of_fsdp(plan: Plan) -> dict[str, Any]:
         "config": configuration(plan.model),
         "adapter": None if plan.job.adapter is None else adapter_config(plan.model, plan.job.adapter),
         "quantisation": quantisation_config(plan),
+        "preference": plan.job.preference and plan.job.preference.loss,
+        "reference": plan.job.preference is not None and plan.job.preference.reference,
+        "masters": plan.job.masters,
+        "tiled": plan.job.loss == "tiled",
         "optimizer": plan.job.optimizer,
         "micro_batch": plan.micro_batch,
+        "sequences": plan.job.sample_tokens // plan.job.seq_len,
         "micro_batches": replica.micro_batches,
         "seq_len": plan.job.seq_len,
         "precision": plan.job.precision,
@@ -109,13 +114,17 @@ def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
 def _unrehearsed(job: Job) -> Iterator[Problem]:
     """Yield what of a job a rehearsal is not asked for (`_of_fsdp`): all that is not as in a plain job of its size."""
     plain = Job(global_batch=job.global_batch, seq_len=job.seq_len)
-    asked = (*SIZES, *OF_NO_STEP, "options", "adapter", "optimizer")
-    parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, ("gradient_sync",)))
+    left = ("gradient_sync", *(("loss",) if job.loss == "tiled" else ()))
+    asked = (*SIZES, *OF_NO_STEP, "options", "adapter", "optimizer", "preference")
+    parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, left))
     for place, record_of, usual, left in parts:
         for field in fields(record_of):
             if field.name not in left and getattr(record_of, field.name) != getattr(usual, field.name):
                 hint = "plan without, or rehearse the plan of another trainer"
                 yield Problem(f"{place}.{field.name}", "is not rehearsed under FSDP2 yet", hint)
+    if job.preference is not None and not job.preference.passes.tiled:
+        message = f"{job.preference.loss} is not rehearsed under FSDP2 yet"
+        yield Problem("job.preference", message, "plan with preference=dpo or kto")
     if job.optimizer not in OPTIMIZERS:
         message = f"{job.optimizer} is not rehearsed under FSDP2 yet"
         yield Problem("job.optimizer", message, f"plan with optimizer={' or '.join(OPTIMIZERS)}")

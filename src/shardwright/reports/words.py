@@ -24,6 +24,7 @@ KIND_WORDS = {
     "hybrid": "hybrids",
     "adapters": "adapters",
     "mixed": "several GPU types",
+    "preferences": "losses over preferences",
 }
 """Kinds of training runs, as `cost.trust.evidence.Conditions.kind` has them."""
 

@@ -37,7 +37,7 @@ def nearby(best: Plan, search: Search) -> tuple[Nearby, ...]:
     sized = [(other, job) for other in _clusters(cluster, job.global_batch)]
     rate = best.prediction.tokens_per_second / cluster.gpus * (1.0 + WORTH)
     outcomes = [
-        search(machines, task, float(task.global_batch * task.seq_len / (rate * machines.gpus)))
+        search(machines, task, float(task.tokens_per_iteration / (rate * machines.gpus)))
         for machines, task in (*batches, *unequal, *sized)
     ]
     rows = [_row(best, plan) for plan in outcomes if plan is not None and _new(best, plan)]

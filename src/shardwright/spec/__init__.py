@@ -11,6 +11,7 @@
 * `tiles`: how images are cut for it
 * `sounds`: the sounds of a sequence
 * `adapter`: what is trained beside frozen weights
+* `preference`: losses over what people prefer, and what they run for a sample
 * `options`: what a trainer leaves to choose beside the layout
 * `offers`: machines that one could rent
 * `layer_profile`: a user's own layer times

@@ -9,7 +9,8 @@ from shardwright.records import record
 from shardwright.spec.adapter import BLOCK_BYTES, FROZEN_BYTES, WHOLE_BYTES, Adapter
 from shardwright.spec.catalog.frameworks import framework_has, framework_rows
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.options import DEFAULTS, Dispatcher, Options
+from shardwright.spec.options import DEFAULTS, Dispatcher, Loss, Options
+from shardwright.spec.preference import Preference
 
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
@@ -43,6 +44,7 @@ class Job:
     the peaks of NeMo's recipes imply (in Megatron-LM: fp8-param-gather, activation-func-fp8-input-store, no fp32
     reduction). `options` are what the framework leaves to choose beside. `fused_loss`: the output projection and the
     loss are one kernel that never holds the logits.
+    `preference`: the loss is over answers that people prefer, and a sample may be a pair of sequences of `seq_len`.
 
     `document_tokens`: attention stays within documents of which several are in a sample; it is the length of the
     document of a token on average, of which attention's work is a multiple: Σ L² / Σ L.
@@ -71,6 +73,7 @@ class Job:
     deadline_hours: float | None = None
     options: Options = DEFAULTS
     adapter: Adapter | None = None
+    preference: Preference | None = None
     images_per_sequence: int | None = None
     image_size: tuple[int, int] | None = None
     sounds_per_sequence: int | None = None
@@ -132,8 +135,30 @@ class Job:
         return float(self.seq_len if self.document_tokens is None else min(self.document_tokens, self.seq_len))
 
     @property
+    def sample_tokens(self) -> int:
+        """The tokens of a sample: of its sequence, or of both of a pair."""
+        return self.seq_len * (1 if self.preference is None else self.preference.passes.trained)
+
+    @property
     def tokens_per_iteration(self) -> int:
-        return self.global_batch * self.seq_len
+        return self.global_batch * self.sample_tokens
+
+    @property
+    def passes_without_gradients(self) -> float:
+        """Forward passes without gradients, of the model and of a reference, for one with gradients."""
+        return 0.0 if self.preference is None else self.preference.policy_passes + self.preference.reference_passes
+
+    @property
+    def holds_reference(self) -> bool:
+        """Whether a second copy of the weights is there, which is not trained: beside adapters the frozen weights are
+        the reference themselves."""
+        return self.preference is not None and self.preference.reference and self.adapter is None
+
+    @property
+    def loss(self) -> Loss | None:
+        """How the loss is computed: as the job says, else as that over preferences is, else the framework's own way."""
+        tiled = self.preference is not None and self.preference.passes.tiled
+        return self.options.loss or ("tiled" if tiled else None)
 
     @property
     def fp32_gradients(self) -> bool:

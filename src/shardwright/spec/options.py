@@ -22,7 +22,7 @@ ActivationOffload = Literal["none", "inputs"]
 WeightOffload = Literal["none", "host"]
 GradientSync = Literal["every", "last"]
 Moment = Literal["fp32", "bf16", "fp16", "fp8"]
-Loss = Literal["unfused", "fused", "chunked"]
+Loss = Literal["unfused", "fused", "chunked", "tiled"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]
 ExpertPadding = Literal["none", "capacity"]
 ExpertProducts = Literal["grouped", "loop"]
@@ -37,7 +37,8 @@ class Options:
     """`recompute_modules` are what selective recomputation runs again, in the order of `MODULES`. `grad_reduce` is the
     type in which gradients are accumulated and reduced. The four of `STATE` are those of the precision-aware optimizer,
     which is used where any of them is said; those that are not said are fp32 then. A `fused` loss goes over the logits
-    in few kernels; a `chunked` one has those of some tokens at a time, with the output projection inside. With
+    in few kernels; a `chunked` one has those of some tokens at a time, with the output projection inside; a `tiled` one
+    those of some tokens and a part of the vocabulary, once more in the backward pass (TRL from 1.7 on). With
     `master_weights` none the 16-bit weights are updated as they are (with or without stochastic rounding), and
     gradients and moments have their type. `activation_offload` keeps the inputs of layers that run again in host
     memory, `weight_offload` a rank's part of sharded weights (ZeRO-3). `dispatcher` sends tokens to their experts: one

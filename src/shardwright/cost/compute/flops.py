@@ -12,20 +12,21 @@ from shardwright.spec.model import Model, Tower
 def job_flops(model: Model, job: Job) -> float:
     """Return the FLOPs of one iteration of a job: those of `iteration_flops` where all weights are trained.
 
-    Frozen weights have no gradients: their products count twice, forward and for the gradients of their inputs. Scores
-    and adapters have all three passes. Of a tower, parts that are frozen with all before them have the forward pass
-    alone, and what its first trained product takes has no gradient.
+    Passes without gradients count once. Frozen weights have no gradients: their products count twice, forward and for
+    the gradients of their inputs. Scores and adapters have all three passes. Of a tower, parts that are frozen with all
+    before them have the forward pass alone, and what its first trained product takes has no gradient.
     """
-    everything = iteration_flops(model, job.global_batch, job.seq_len, job.attended_tokens)
+    everything = iteration_flops(model, job.global_batch, job.sample_tokens, job.attended_tokens)
+    again = job.passes_without_gradients / 3.0 * everything
     images, (read, reads) = sum(_of_tower(model, tower, job) for tower in model.towers), cross_flops(model, job)
     if job.trains("language"):
-        return everything + images + 3.0 * job.global_batch * (read + reads)
+        return everything + again + images + 3.0 * job.global_batch * (read + reads)
     images += job.global_batch * (2.0 * read + 3.0 * reads)
     kinds = [layer.attention for layer in model.layers if layer.attention is not None]
     scores = sum(score_flops_per_token(attention, job.attended_tokens) for attention in kinds)
     adapter = job.adapter
     beside = sum(_adapter_flops_per_token(model, layer, adapter) for layer in model.layers) if adapter else 0.0
-    return 2.0 / 3.0 * everything + job.tokens_per_iteration * (scores + 3.0 * beside) + images
+    return 2.0 / 3.0 * everything + again + job.tokens_per_iteration * (scores + 3.0 * beside) + images
 
 
 def cross_flops(model: Model, job: Job) -> tuple[float, float]:

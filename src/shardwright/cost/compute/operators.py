@@ -54,7 +54,7 @@ CAST_BYTES = 4.0  # documented
 # Documented. Per logit, forward and backward: cast to fp32, max, exp and sum, gradient, cast. Unfused, each of cast,
 # maximum, difference, exponential, sum and quotient goes over the logits, and the gradient is scaled before its cast
 # (megatron/core/tensor_parallel/cross_entropy.py, core_v0.19.2).
-LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 12.0)}
+LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 12.0), "tiled": (18.0, 12.0)}
 # Documented. A kernel adds an adapter's product to the frozen one as it multiplies: it reads 16 bits of each output,
 # and backward of each input's gradient. Eager code, as PEFT's, moves 8 bytes more of each; published runs show none of
 # them. DoRA per weight: BA and W + BA are written and read for the lengths of rows; per output both parts are scaled
@@ -90,7 +90,7 @@ class Shard:
 
 def tokens(shard: Shard, job: Job) -> Floats:
     """Return tokens of one micro-batch on one context-parallel rank, [M]."""
-    return shard.micro_batch * job.seq_len / shard.cp
+    return shard.micro_batch * job.sample_tokens / shard.cp
 
 
 def norm_tokens(shard: Shard, job: Job) -> Floats:
@@ -223,8 +223,8 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
         yield from memory_bound(4.0 * outer * model.hidden, backward=2.0, form=NORM)
         if model.streams is not None:
             yield from _ends_of_streams(model, shard, job)
-        yield from _gemm(size, model.vocab / shard.tp, float(model.hidden), job)
-        forward, backward = LOSS_BYTES[job.options.loss or "fused"]
+        yield from _gemm(size, model.vocab / shard.tp, float(model.hidden), job, again=job.loss == "tiled")
+        forward, backward = LOSS_BYTES[job.loss or "fused"]
         yield from memory_bound(forward * logits, backward=backward / forward)
 
 
@@ -237,13 +237,15 @@ def _gemm(
     groups: Array | float = 1.0,
     low_precision: bool = False,
     modules: int = 0,
+    again: bool = False,
 ) -> Iterator[Operator]:
-    """Yield a GEMM forward, and its gradients for input and weight."""
+    """Yield a GEMM forward, and its gradients for input and weight; before these once more with `again`."""
     ones = np.ones_like(m, dtype=float)
     m, n, k, groups = m * ones, n * ones, k * ones, groups * ones
     flops = 2.0 * m * n * k * groups
     size = 2.0 * (m * k + k * n + m * n) * groups
-    shapes = ((FORWARD, m, n, k, False), (BACKWARD, m, k, n, False), (BACKWARD, k, n, m, True))
+    shapes = [(FORWARD, m, n, k, False), (BACKWARD, m, k, n, False), (BACKWARD, k, n, m, True)]
+    shapes += [(BACKWARD, m, n, k, False)] * again
     for direction, rows, columns, inner, of_weight in shapes:
         yield Operator(
             kind=GEMM,

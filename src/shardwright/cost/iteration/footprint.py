@@ -29,6 +29,7 @@ from shardwright.cost.memory.sizes import (
     head_bytes,
     least_optimizer_bytes,
     least_state_bytes,
+    reference_pass_bytes,
     reserved_bytes,
     room_for_tensors,
     state_bytes,
@@ -93,8 +94,9 @@ class Fixed(Columns):
     """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches of each pipeline, [N].
 
     While layers run, `passing` is there, a part of weights and gradients; in its place there is what the last rank has
-    with its logits, `head` [N], the first in the backward pass of its embedding, `first` [N], and each in the update,
-    `bare`, when nothing is kept any more. Layers before the last have `before` more, when what the last kept is gone.
+    with its logits, `head` [N], or while a reference runs, `reference` [N], the first in the backward pass of its
+    embedding, `first` [N], and each in the update, `bare`, when nothing is kept any more. Layers before the last have
+    `before` more, when what the last kept is gone.
     A layer's working set alternates with `closing`, the gradients of one more layer where it ends; `waiting` says
     whether gradients of its weights wait until then. `late` is the part of gradients that comes in place of activations
     and of weights, which leave layer by layer where they are `resharded`. Of it `late_last`, the head's, is there
@@ -106,6 +108,7 @@ class Fixed(Columns):
     optimizer: Floats
     buffers: Floats
     head: Floats
+    reference: Floats
     first: Floats
     passing: Floats
     before: Floats
@@ -252,6 +255,7 @@ def fixed_bytes(
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),
         head=np.maximum(units.head + before_logits, np.where(at_last, 0.0, units.summing)),
+        reference=reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1]),
         first=np.where(at_last & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
         before=np.broadcast_to(before, state.weights.shape),
@@ -289,7 +293,7 @@ def staying_bytes(context: Context, rows: Strategies, shards: LayerRows) -> tupl
     whole = (rows.sharding <= ZERO1) * job.trains("language")
     joined = 2 * model.hidden**2 * bool(model.mtp_layers)
     output = whole * width * (model.token_table_parameters + joined) / rows.tp
-    message = width * rows.micro_batch * job.seq_len / rows.cp * model.hidden
+    message = width * rows.micro_batch * job.sample_tokens / rows.cp * model.hidden
     ranks = rows.ep * rows.etp * any(layer.moe for layer in model.kinds)
     gathered = message / np.where(split, rows.tp, 1) * ranks * (ranks > 1) * (job.options.dispatcher == "allgather")
     return whole * shards.table.dummies[shards.row] + gathered, output + np.maximum(message * split - gathered, 0.0)
@@ -355,13 +359,18 @@ def footprint(
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
     logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
+    weights = fixed.weights
+    if fixed.reference.any():
+        there = kept + working + fixed.passing + (fixed.late - replaced) + logits
+        gathered = fixed.reference + at_last - there[:, -1]
+        weights = weights + np.maximum(gathered, 0.0)[:, None] * (np.arange(weights.shape[1]) == weights.shape[1] - 1)
     if rows.vpp[0] > 1 and memory_facts(context.job.framework).stage_buffers:
         beside = activations + logits
         apart = _chunk_after_chunk(context, rows, shards, starts, fixed, values, working, beside)
         gradients = gradients - np.minimum(apart, gradients)
-    tensors = fixed.weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
+    tensors = weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(
-        weights=fixed.weights,
+        weights=weights,
         gradients=gradients,
         optimizer=fixed.optimizer,
         activations=activations,

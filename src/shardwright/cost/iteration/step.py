@@ -22,7 +22,7 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import frozen_part, micro_batches, moved_in_passes, once_a_step, summed_at_last
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import trained_share
+from shardwright.cost.memory.sizes import SINGLE, trained_share
 from shardwright.cost.network.collectives import (
     Fabric,
     Group,
@@ -86,19 +86,42 @@ def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: I
     recompute = repeated_seconds(table.forward, table.core_seconds, table.tower_again, stages, mode, count)
     extra_forward, extra_backward = sharded_weight_seconds(context, rows, shards.table, stages, forward, backward)
     per_pass, host = context.software.pass_seconds, serial_launch_seconds(context, rows, starts)
-    forward, backward = forward + extra_forward, backward + recompute + extra_backward
+    alone, backward = launched_seconds(forward, host) + per_pass, backward + recompute + extra_backward
+    forward = launched_seconds(forward + extra_forward, host) + per_pass
     chunks = int(rows.vpp[0])
     backward, weights = launched_seconds(backward, BACKWARD_LAUNCHES * host) + per_pass, np.zeros_like(backward)
+    if context.job.preference is not None:
+        forward = forward + _without_gradients(context, rows, table, stages, forward, alone)
     if rows.zero_bubble.any():
         apart = rows.zero_bubble[:, None]
         weights = np.where(apart, np.minimum(stages.total(table.weight_seconds), backward), 0.0)
         backward = backward - weights + apart * stages.total(table.beside_weights)
     return StageTimes(
-        forward=per_rank(launched_seconds(forward, host) + per_pass, chunks),
+        forward=per_rank(forward, chunks),
         backward=per_rank(backward, chunks),
         recompute=per_rank(recompute, chunks),
         weights=per_rank(weights, chunks),
     )
+
+
+def _without_gradients(
+    context: Context, rows: Strategies, table: LayerTable, stages: Ranges, forward: Floats, alone: Floats
+) -> Floats:
+    """Return the seconds of the forward passes of a micro-batch without gradients, [N, V], where a `forward` pass is
+    `alone` beside its gathers. What a reference that is one unit gathers comes before all that it computes."""
+    job, preference = context.job, context.job.preference
+    assert preference is not None, "only asked where there is a loss over preferences"
+    if not job.holds_reference or memory_facts(job.framework).reference != "unit":
+        return forward * job.passes_without_gradients
+    sharded, groups = (rows.sharding == ZERO3)[:, None], stage_groups(context, rows)
+    dense, expert, width = stages.total(table.dense), stages.total(table.expert), widths_of(job).weight_gather
+    gathered = both_gather_seconds(context.links, groups, dense, expert, width)
+    if memory_facts(job.framework).weights_follow and rows.offload.any():
+        kept = dense / groups.dense.size + expert / groups.expert.size
+        away = (SINGLE if job.masters else width) * rows.offload[:, None] * kept
+        gathered = gathered + to_host_seconds(context.pool.gpu, away)
+    apart = alone + np.where(sharded, gathered, 0.0)
+    return np.asarray(forward * preference.policy_passes + apart * preference.reference_passes)
 
 
 def serial_launch_seconds(context: Context, rows: Strategies, starts: Ints) -> Floats:
@@ -287,7 +310,7 @@ def pipeline_stride(rows: Strategies) -> Ints:
 def message_bytes(context: Context, rows: Strategies) -> Floats:
     """Return the bytes of an activation that one GPU sends to the next stage, [N]."""
     width = widths_of(context.job).pipeline
-    return np.asarray(width * rows.micro_batch * context.job.seq_len / rows.cp / rows.tp * context.model.hidden)
+    return np.asarray(width * rows.micro_batch * context.job.sample_tokens / rows.cp / rows.tp * context.model.hidden)
 
 
 def reduction_tails(

@@ -219,7 +219,7 @@ def _ring(
 ) -> tuple[Floats, Floats]:
     heads = np.minimum(shard.tp, attention.kv_heads)  # ranks beyond have the same ones
     width = (attention.key_width + attention.value_width) / heads
-    size = widths_of(job).context * shard.micro_batch * job.seq_len * width
+    size = widths_of(job).context * shard.micro_batch * job.sample_tokens * width
     ring = gather_seconds(links, ranks, size)
     if not framework_has(job.framework, "overlap_context"):
         return ring, 2.0 * ring

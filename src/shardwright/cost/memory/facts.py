@@ -53,7 +53,11 @@ class MemoryFacts:
     `inputs_whole`: whether a product whose input tensor-parallel ranks gather keeps it whole for its weights' gradients
     (torchtitan: neither DTensor nor PyTorch's partitioner gathers again, torch/_functorch/partitioners.py 2.13:
     `force_save_collectives`), where others keep each rank's part and gather anew.
-    `expert_output`: whether what experts give is kept, as it is weighed after them. `hidden_copies`,
+    `expert_output`: whether what experts give is kept, as it is weighed after them. `reference`: how a frozen
+    second model stands beside the one that is trained, in losses over preferences: as one `unit`, loaded as the other
+    is, with its shards gathered all at once (FSDP2 by TRL 1.16: `prepare_fsdp` of trl/models/utils.py gives
+    `fully_shard` no layers), or by `layers` in the type of the passes, whole unless ZeRO-3 shards it
+    (`prepare_deepspeed`); empty where no trainer has such losses. `hidden_copies`,
     `inner_copies`: bytes that unfused operators keep beyond the formulas, for each element of a layer's hidden state
     and of its feed-forward block. `gathered`: bytes for each element of the hidden state, gathered over the
     tensor-parallel ranks, that the allocator cannot reuse yet since the host runs ahead of the device;
@@ -81,6 +85,7 @@ class MemoryFacts:
     keys_gathered: bool
     inputs_whole: bool
     expert_output: bool
+    reference: str
     hidden_copies: float
     inner_copies: float
     gathered: float

@@ -18,6 +18,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
+TILE = 4096, 32768  # documented: tokens and words of the vocabulary (trl/kernels/chunked_logprob.py 1.16)
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 
@@ -125,6 +126,7 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
         shard = shard + part * (frozen - apiece) * kept + scales + (wider + part * apiece * wide) / dense_ranks
     unchanged = (frozen or weight) * held.frozen
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
+    reference, reference_away = _reference_bytes(job, split, parameters, kept)
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
     resharded, by_layer = kept_too * whole, facts.freed & (facts.shard_weight == 0.0)
     whole = whole + kept_too * (shard - scales - sharded * own_shard * (job.masters and not full))
@@ -140,7 +142,7 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
     updated = np.where(sharding == UNSHARDED, total, sharded - away / dense_ranks)
     optimizer = state * updated + apart * np.where(sharding == UNSHARDED, ends, (ends - away) / dense_ranks)
     return StateBytes(
-        weights=weights,
+        weights=weights + reference,
         gradients=gradients,
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
@@ -150,8 +152,40 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated)
         + weights_away * (shard - scales)
-        + paged_width(job) * updated,
+        + paged_width(job) * updated
+        + reference_away,
     )
+
+
+def _reference_bytes(job: Job, split: StateSplit, parameters: Floats, kept: Floats) -> tuple[Floats, Floats]:
+    """Return the bytes of a reference's weights on the GPU and in host memory (`MemoryFacts.reference`), where a rank
+    has `parameters`, of which its shard is `kept`."""
+    facts, none = memory_facts(job.framework), 0.0 * kept
+    if not job.holds_reference:
+        return none, none
+    if facts.reference == "unit":
+        width, sharded = (SINGLE if job.masters else weight_bytes(job)), split.sharding >= ZERO2
+        away = split.offload * facts.weights_follow * sharded
+    else:
+        width, sharded = weight_bytes(job), split.sharding == ZERO3
+        away = float(job.options.weights_in_host) * sharded
+    held = width * np.where(sharded, kept, parameters)
+    staying = weight_bytes(job) * parameters * (sharded & (split.sharding == ZERO2))  # gathered once and for all
+    return held * (1.0 - away) + staying, held * away
+
+
+def reference_pass_bytes(model: Model, job: Job, rows: Strategies, parameters: Floats) -> Floats:
+    """Return what is there while a reference that is one unit runs, in place of layers that are gathered, [N]: all its
+    `parameters` [N], at first with the buffer that they come in (`foreach_all_gather_copy_out` of torch/distributed/
+    fsdp/_fully_shard/_fsdp_collectives.py 2.13), then beside what one layer has of its feed-forward block; and the
+    output projection of the model, which stays."""
+    if not job.holds_reference or memory_facts(job.framework).reference != "unit":
+        return np.zeros(len(rows))
+    blocks = [(3.0 if kind.mlp.gated else 2.0) * kind.mlp.width for kind in model.kinds if kind.mlp]
+    inner = 2.0 * model.hidden + max(blocks, default=0.0) / rows.tp
+    live = widths_of(job).saved * rows.micro_batch * job.sample_tokens / rows.cp * inner
+    whole, head = (weight_bytes(job) * part for part in (parameters, model.token_table_parameters / rows.tp))
+    return np.where(rows.sharding == ZERO3, np.maximum(live, whole) + whole + head, live)
 
 
 def parameter_bytes(model: Model, job: Job, split: StateSplit) -> tuple[StateBytes, StateBytes]:
@@ -242,15 +276,20 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]. A chunked loss has so few
     tokens at a time that their logits, in whose place their gradient comes, are about as large as the hidden states; it
     has the gradient of these, and of the projection if that is trained, from its first chunk on (Liger Kernel,
-    ops/fused_linear_cross_entropy.py: `weight_needs_grad`)."""
+    ops/fused_linear_cross_entropy.py: `weight_needs_grad`). A tiled one has them in the backward pass, in fp32 and then
+    in their own type, beside a tile and a copy of the hidden states (trl/kernels/chunked_logprob.py 1.16)."""
     width = memory_facts(job.framework).logit + widths_of(job).logit - 2.0
-    size = micro_batch * job.seq_len / cp
+    size = micro_batch * job.sample_tokens / cp
     if job.fused_loss:
         width = 0.0
     chunks = memory_facts(job.framework).chunks
-    if job.options.loss == "chunked" and chunks:
+    if job.loss == "tiled":
+        logit, trained = widths_of(job).logit, model.hidden * model.vocab / tp * job.trains("language")
+        made = (SINGLE + logit * (job.precision != "fp32")) * (size * model.hidden + trained)
+        return np.asarray(made + logit * (size * model.hidden + np.minimum(size, TILE[0]) * TILE[1]))
+    if job.loss == "chunked" and chunks:
         return (width * size / chunks + 2.0 * model.hidden) * model.vocab / tp
-    if job.options.loss == "chunked":
+    if job.loss == "chunked":
         projection = 2.0 * model.hidden * model.vocab / tp * job.trains("language")
         return 2.0 * widths_of(job).logit * size * model.hidden + projection
     # beside the logits of tokens further on what their losses keep
@@ -269,7 +308,7 @@ def head_passes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     logits, chunk = logit_bytes(model, job, micro_batch, cp, tp), memory_facts(job.framework).chunk_elements
     if not chunk:
         return logits, logits
-    size = micro_batch * job.seq_len / cp
+    size = micro_batch * job.sample_tokens / cp
     hidden = widths_of(job).saved * size * model.hidden
     tensors = (1.0 if model.computed.logit_cap is None else 4.0) - (job.precision == "fp32")
     forward = 4.0 * tensors * np.minimum(chunk, size * model.vocab / tp) + hidden * (tp > 1)
@@ -312,13 +351,15 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     if not facts.by_unit:
         head = head_bytes(model, job, *sizes)
         whole = head + gathered_head_bytes(model, job, rows.sharding, *sizes)
-        if job.options.loss == "chunked" and facts.chunks:
+        if job.loss == "chunked" and facts.chunks:
             whole = whole + _summed_head_bytes(model, job, rows, ranks, head)
         summed = (rows.sharding >= ZERO2) & facts.freed & (facts.shard_weight == 0.0) & job.trains("language")
         table, away = model.token_table_parameters / rows.tp, facts.weights_follow * (rows.offload > 0.0)
         first = summed * table * (weight_bytes(job) * (2.0 + 1.0 / ranks) + gradient_bytes(job) * away / ranks)
         beside = weight_bytes(job) * layer * (rows.sharding == ZERO3)
-        message = rows.micro_batch * job.seq_len / rows.cp * model.hidden / np.where(rows.sequence_parallel, rows.tp, 1)
+        message = (
+            rows.micro_batch * job.sample_tokens / rows.cp * model.hidden / np.where(rows.sequence_parallel, rows.tp, 1)
+        )
         dense = widths_of(job).saved * (table + message) * facts.megatron_core * job.trains("language")
         summing = (first + beside) * summed * (not model.tied_embeddings)
         alone = weight_bytes(job) * summed * (table * (not model.tied_embeddings) - layer)
@@ -353,14 +394,14 @@ def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, c
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the output projection that is gathered while the logits are there, [N], which under ZeRO-2 is
     among whole weights. Before the backward pass the buffer of its gather is there too, unless it is the embedding,
-    gathered long before; in it, the gradient of fp32 logits beside these."""
+    gathered long before; in it, the gradient of fp32 logits beside these, and all that a tiled loss has."""
     if not memory_facts(job.framework).freed:
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
-    whole = not job.fused_loss and job.options.loss != "chunked"
-    later = 2.0 * whole * micro_batch * job.seq_len / cp * model.vocab / tp
+    whole = not job.fused_loss and job.loss not in ("chunked", "tiled")
+    later = 2.0 * whole * micro_batch * job.sample_tokens / cp * model.vocab / tp
     gathered = projection * (sharding == ZERO3)
-    buffer = np.maximum(projection - later, 0.0) * (not model.tied_embeddings)
+    buffer = np.maximum(projection - later, 0.0) * (not model.tied_embeddings and job.loss != "tiled")
     return np.asarray(gathered + buffer * (sharding >= ZERO2))
 
 
@@ -368,7 +409,7 @@ def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints
     """Return the bytes of hidden states gathered over tensor-parallel ranks that wait for their stream, [N]."""
     facts = memory_facts(job.framework)
     width = np.where(pp > 1, facts.gathered_staged, facts.gathered) * (tp > 1) * widths_of(job).saved / 2.0
-    return np.asarray(width * micro_batch * job.seq_len / cp * model.hidden)
+    return np.asarray(width * micro_batch * job.sample_tokens / cp * model.hidden)
 
 
 def reserved_bytes(job: Job, tensors: Array) -> Floats:

@@ -42,6 +42,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
 """What a run and a setting may have in common, by the names that have to be the same."""
 SCALE, SITES = "gpus", "sites"  # facts that are no names
 MIXED = "mixed"  # the kind of run on several GPU types
+PREFERENCES = "preferences"  # a kind of training of which no run is published
 OF_FRAMEWORK = ("framework_architecture", "framework_kind", SCALE)  # lacking wherever the framework is
 # How much it weighs that no run has a fact; `tools.refit intervals` finds how intervals grow with the sum, so a factor
 # on all of them moves none; chosen, 0.5 to 2 times.
@@ -84,6 +85,12 @@ class Conditions:
     sites: int = 1
 
 
+def _kind(model: Model, gpu_types: int, job: Job) -> str:
+    if job.preference is not None:
+        return PREFERENCES
+    return MIXED if gpu_types > 1 else training_kind(model, adapters=job.adapters)
+
+
 @record
 class Published:
     """Published runs as columns [N]. `sizes` are logarithms to base 2, [N, 5]; `seconds` measured, `log_error` is
@@ -124,7 +131,7 @@ def conditions_of(model: Model, gpu: Gpu, gpus: int, job: Job, *, gpu_types: int
         tokens_per_gpu=job.tokens_per_iteration / gpus,
         parameters=model.parameters,
         family=family_of(model),
-        kind=MIXED if gpu_types > 1 else training_kind(model, adapters=bool(job.adapters)),
+        kind=_kind(model, gpu_types, job),
         sites=sites,
     )
 

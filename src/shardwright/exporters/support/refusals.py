@@ -18,7 +18,7 @@ from shardwright.search.rules.filters import number, strategy_columns
 from shardwright.spec.model import Model
 
 SETTING = "--set "
-CHUNKED_LOSS = "loss=chunked"
+PARTLY = ("chunked", "tiled")  # losses that never have all logits
 
 
 def refusals(plan: Plan, target: str) -> Iterator[Problem]:
@@ -65,13 +65,15 @@ def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "optimizer", job.optimizer, job.optimizer
     if job.adapter is not None:
         yield "adapter", job.adapter.form, job.adapter.name
+    if job.preference is not None:
+        yield "preference", job.preference.loss, job.preference.name
     there = {
         ("loss", "linear and fused"): job.fused_loss,
         ("documents", "attention inside them"): job.document_tokens is not None,
     }
     yield from ((subject, value, value) for (subject, value), asked in there.items() if asked)
     for name, word in options_of(plan).items():
-        yield "option", CHUNKED_LOSS if (name, word) == ("loss", "chunked") else name, word
+        yield "option", f"loss={word}" if name == "loss" and word in PARTLY else name, word
 
 
 def _words(plan: Plan) -> Mapping[str, object]:

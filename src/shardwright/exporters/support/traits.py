@@ -63,6 +63,8 @@ def names_of_job(job: Job) -> frozenset[str]:
         "projected": job.projection_rank is not None,
         "bitsandbytes": job.optimizer in ON_THE_GPU,
         "no Adam": job.optimizer != "adam",
+        "preference": job.preference is not None,
+        "reference": job.preference is not None and job.preference.reference,
     }
     return frozenset(frozen | {name for name, asked in there.items() if asked})
 

@@ -7,6 +7,7 @@
 * `meter`: blocks of memory, FLOPs and messages, and what they come to
 * `own_runtime`: a rank of `shardwright train`
 * `transformers_fsdp`: a rank of transformers under FSDP2
+* `trl_losses`: the losses of TRL there
 * `megatron_core`: a rank of Megatron-Core
 * `fused_modules`: what stands in for Transformer Engine there
 * `torchtitan_trainer`: a rank of torchtitan

@@ -316,7 +316,8 @@ def flops_of(packet: Any, args: Any, kwargs: Any, out: Any, *, balanced: bool = 
     if packet.__name__ in GROUPED:  # each row with the matrix of its group
         return 2.0 * args[0].shape[0] * args[0].shape[1] * args[1].shape[-1]
     if packet.__name__ not in ATTENTION:
-        return float(flop_registry[packet](*args, **kwargs, out_val=out))
+        sizes = [part for part in args if not isinstance(part, torch.dtype)]  # of an output of another type
+        return float(flop_registry[packet](*sizes, **kwargs, out_val=out))
     passes, first, causal = ATTENTION[packet.__name__]
     query, key, value = args[first : first + 3]
     flag = args[causal] if len(args) > causal else kwargs.get("is_causal", False)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from shardwright.rehearsal.inside.guard import TRANSFORMERS, Refused, require
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
+from shardwright.rehearsal.inside.trl_losses import add_head, loss_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RELEASE = 5  # of transformers
@@ -41,7 +43,9 @@ SCALES = 256  # that share one: quantize_4bit of bitsandbytes/functional.py
 def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     """Run two steps of a rank, of which the second is measured: Adam's state appears in the first."""
     model, transformers, shims = _model(question, meter)
-    sharded = _sharded(model, question, meter)
+    options = _fsdp_options(question, meter)
+    reference = _reference(question, model, options, shims)
+    sharded = _sharded(model, question, options)
     if question.get("on_gpu"):
         sharded.to_empty(device="cuda")
     trained = [parameter for parameter in sharded.parameters() if parameter.requires_grad]
@@ -49,7 +53,7 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     meter.mark(PARAMETERS, sharded.parameters())
     for _ in range(2):
         meter.begin_step()
-        _step(sharded, optimizer, question, meter)
+        _step(sharded, reference, optimizer, question, meter)
         meter.mark(
             STATE, (part for state in optimizer.state.values() for value in state.values() for part in _parts(value))
         )
@@ -86,11 +90,8 @@ def _model(question: dict[str, Any], meter: Meter) -> tuple[Any, str, dict[str, 
         raise Refused("transformers", f"is {transformers.__version__}", hint)
     masks: Any = importlib.import_module("transformers.masking_utils")
     masks.is_tracing = lambda *_: False  # fake tensors look like a trace, where attention gets a mask and repeats keys
-    fields = dict(question["config"])
-    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
-    dtype = torch.float32 if question["adapter"] is None else DTYPES[question["precision"]]
-    with torch.device("meta" if question.get("on_gpu") else "cuda"):  # whole, it may not fit on a GPU
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model = _of_config(question, torch.float32 if question["adapter"] is None else DTYPES[question["precision"]])
+    with torch.device("meta" if question.get("on_gpu") else "cuda"):
         shims = quantise(model, question["quantisation"], meter) if question["quantisation"] else {}
         if question["adapter"] is not None:
             model = _adapted(model, question["adapter"])
@@ -99,23 +100,58 @@ def _model(question: dict[str, Any], meter: Meter) -> tuple[Any, str, dict[str, 
     return model.train(), transformers.__version__, shims
 
 
+def _of_config(question: dict[str, Any], dtype: torch.dtype) -> Any:
+    import transformers
+
+    fields = dict(question["config"])
+    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    with torch.device("meta" if question.get("on_gpu") else "cuda"):  # whole, it may not fit on a GPU
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+
+
 def _adapted(model: Any, fields: dict[str, Any]) -> Any:
     """Return a model with PEFT's adapters beside its frozen weights."""
     require("peft", "pip install peft")
-    if importlib.util.find_spec("bitsandbytes") is not None:  # PEFT imports it where it is
-        bits_and_bytes()
+    _before_peft()
     import peft
 
     peft_config = peft.LoraConfig(**{name: value for name, value in fields.items() if name != "peft_type"})
     return peft.get_peft_model(model, peft_config)
 
 
-def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
+def _reference(question: dict[str, Any], model: Any, options: dict[str, Any], shims: dict[str, str]) -> Any:
+    """Return what gives the log-probabilities of a reference, before it is sharded: beside adapters the model without
+    them, else a second one, loaded as the first; None where none is asked. Both get TRL's head if the loss is TRL's."""
+    if not question["tiled"]:
+        return None
+    adapted = question["adapter"] is not None
+    _before_peft()
+    add_head(model.get_base_model() if adapted else model, question["preference"], shims)
+    if not question["reference"]:
+        return None
+    if adapted:
+        return partial(_disabled, model)
+    reference = _of_config(question, torch.float32 if question["masters"] else DTYPES[question["precision"]])
+    add_head(reference, None, shims)
+    if options:  # no layer is a unit of its own: prepare_fsdp of trl/models/utils.py 1.16
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(reference, **options)
+    return reference.eval()
+
+
+def _disabled(model: Any, **inputs: Any) -> Any:
+    with model.disable_adapter():
+        return model(**inputs)
+
+
+def _fsdp_options(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
+    """Return how FSDP2 shards, nothing where one process has all."""
     dtype, ranks = DTYPES[question["precision"]], int(question["world_size"])
     if question["sharding"] == "none":
-        return model if ranks == 1 else _replicated(model, meter)
+        return {} if ranks == 1 else _replicated()
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     with _disable_current_modes():  # a mesh looks for its rank among values
         mesh = init_device_mesh("cuda", (ranks,), mesh_dim_names=("dp_shard",))
@@ -124,6 +160,20 @@ def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
     options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": question["sharding"] == "zero3"}
     if question["offload"]:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)  # pinned, it is no more of a GPU's memory
+    return options
+
+
+def _before_peft() -> None:
+    """Import what PEFT, and TRL through it, import where it is there."""
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        bits_and_bytes()
+
+
+def _sharded(model: Any, question: dict[str, Any], options: dict[str, Any]) -> Any:
+    if not options:
+        return model
+    from torch.distributed.fsdp import fully_shard
+
     inner = model.get_base_model().model if question["adapter"] is not None else model.model
     for layer in inner.layers:
         fully_shard(layer, **options)
@@ -138,21 +188,28 @@ def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
     return model
 
 
-def _replicated(model: Any, meter: Meter) -> Any:
+def _replicated() -> dict[str, Any]:
     raise Refused(
         "optimizer.sharding", "none is DistributedDataParallel, which is not rehearsed yet", "sharding=zero2 or zero3"
     )
 
 
-def _step(model: Any, optimizer: Any, question: dict[str, Any], meter: Meter) -> None:
-    size, count = int(question["micro_batch"]), int(question["micro_batches"])
+def _step(model: Any, reference: Any, optimizer: Any, question: dict[str, Any], meter: Meter) -> None:
+    size, count = int(question["micro_batch"]) * int(question["sequences"]), int(question["micro_batches"])
+
+    def tokens() -> torch.Tensor:
+        return torch.zeros(size, int(question["seq_len"]), dtype=torch.int64, device="cuda")
+
     for number in range(count):
         meter.phase = "forward"
         if question["whole_until_last"]:  # `no_sync` of accelerate/accelerator.py
             model.set_requires_gradient_sync(number == count - 1)
-        tokens = torch.zeros(size, int(question["seq_len"]), dtype=torch.int64, device="cuda")
         with torch.autocast("cuda", DTYPES[question["precision"]], enabled=question["precision"] != "fp32"):
-            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+            loss = (
+                loss_of(question["preference"], model, reference, tokens)
+                if question["tiled"]
+                else _plain(model, tokens)
+            )
         (loss / count).backward()
         del loss
     meter.phase = "update"
@@ -160,6 +217,12 @@ def _step(model: Any, optimizer: Any, question: dict[str, Any], meter: Meter) ->
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def _plain(model: Any, tokens: Callable[[], torch.Tensor]) -> torch.Tensor:
+    batch = tokens()
+    loss: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
+    return loss
 
 
 def bits_and_bytes() -> Any:

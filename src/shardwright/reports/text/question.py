@@ -122,9 +122,19 @@ def beyond_positions(model: Model, job: Job) -> str:
     )
 
 
+def samples_words(job: Job, count: int) -> str:
+    """Return so many samples of a job and their tokens; of a loss over preferences, what they are."""
+    if job.preference is None:
+        return f"{count} × {job.seq_len} tokens"
+    if job.preference.passes.trained > 1:
+        return f"{counted(count, 'pair')} of 2 × {job.seq_len} tokens"
+    return f"{counted(count, 'answer')} of {job.seq_len} tokens"
+
+
 def job_line(job: Job) -> str:
     """Return batch, sequence, precision and length of a job."""
-    words = [f"global batch {job.global_batch} × {job.seq_len} tokens", job.precision, job.optimizer]
+    loss = "" if job.preference is None else f"{job.preference.name}: "
+    words = [f"{loss}global batch {samples_words(job, job.global_batch)}", job.precision, job.optimizer]
     if job.projection_rank is not None:
         words[-1] += f" of rank {job.projection_rank}"
     if job.adapter is not None:

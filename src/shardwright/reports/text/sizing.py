@@ -37,11 +37,12 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
     pool, cluster = sizing.pool, sizing.cluster
     samples = sizing.job.global_batch // cluster.gpus
     least = f"; the least, {pool.gpu.name}, decides" if len(cluster.pools) > 1 else ""
+    at_a_time = f"{question.samples_words(sizing.job, samples)} at a time on each"
     sizes, lacking = sizing.sizes, "; ".join(way.name for way in sizing.lacking)
     lines = (
         question.model_line(sizing.model),
         f"{sizing.types}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each{least}; "
-        f"{samples} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
+        f"{at_a_time}, {sizing.job.precision}, {sizing.job.framework}",
         *([images] if (images := question.images_line(sizing.model, sizing.job)) else []),
         *([beyond] if (beyond := question.beyond_positions(sizing.model, sizing.job)) else []),
         f"Fits with a probability of {SURE:.0%} or more: {_listed(size for size in sizes if size.fits)}.",
@@ -153,8 +154,10 @@ def next_command(sizing: Sizing, source: str) -> str:
         asked.append(("adapter", chosen.way.adapter.name))
         if chosen.way.adapter.targets != LINEAR:
             asked.append(("adapter-targets", "+".join(chosen.way.adapter.targets)))
+    if job.preference is not None:
+        asked.append(("preference", job.preference.name))
     settings = [("set", f"{name}={word}") for name, word in said(options).items() if name not in OF_FLAGS]
-    beside = chosen.way.adapter is not None or job.projection_rank is not None or bool(settings)
+    beside = bool(chosen.way.adapter or job.preference or job.projection_rank or settings)
     if beside or (chosen.way.sharding == "zero3" and chosen.way.offload):
         asked.append(("framework", job.framework))
     asked += [*settings, *_images_asked(job)]

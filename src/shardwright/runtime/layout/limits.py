@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainable import (
+    FOR_TRL,
     OWN_OPTIMIZERS,
     untrainable_adapters,
     untrainable_model,
@@ -48,6 +49,8 @@ def _precision(plan: Plan) -> Iterator[Problem]:
 
 
 def _options(plan: Plan) -> Iterator[Problem]:
+    if plan.job.preference is not None:
+        yield Problem("job.preference", f"{plan.job.preference.loss} cannot be run", FOR_TRL)
     for name, word in said(plan.job.options).items():
         if OWN_OPTIONS.get(name) != word:
             yield Problem(f"job.options.{name}", f"{word} cannot be run", "leave the option out of the plan")

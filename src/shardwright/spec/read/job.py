@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast, get_args
 
 from shardwright.errors import Problem, SpecError, bad, reject, suggestion
@@ -11,6 +12,7 @@ from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import PARTS, PROJECTED, Fp8Recipe, Job, Objective, Optimizer, Part, Precision
 from shardwright.spec.options import DEFAULTS, VALUES, Options
+from shardwright.spec.preference import Preference, parse_preference
 from shardwright.spec.text.fields import number_problem, shown
 
 COUNT = re.compile(
@@ -56,6 +58,7 @@ def make_job(
     adapter: str | None = None,
     adapter_targets: str | Sequence[str] | None = None,
     master_weights: str | None = None,
+    preference: str | None = None,
     images_per_sequence: int | None = None,
     image_size: int | str | None = None,
     sounds_per_sequence: int | None = None,
@@ -67,10 +70,12 @@ def make_job(
     `adapter` is what is trained beside frozen weights, such as `lora:16` or `qlora:16` (`spec.adapter.parse_adapter`),
     beside the matrices that `adapter_targets` names. `optimizer` may have a rank, where it projects gradients:
     `galore:64`. `master_weights` "none": the 16-bit weights are updated as they
-    are. A sequence of a model with a tower has `images_per_sequence` images of `image_size` pixels, 448 or "1280x720"
-    (width and height), and one that hears `sounds_per_sequence` of `sound_seconds`; the parts that `freeze` names, of
-    vision, audio, projector and language, keep their weights; of a model of speech, encoder. An encoder-decoder has
-    `seq_len` tokens in its decoder, and `encoder_seq_len` in its encoder of text, as many where that is not said.
+    are. `preference` is a loss over preferences (`spec.preference.parse_preference`): a sample of `dpo` is a pair of
+    sequences of `seq_len`. A sequence of a model with a tower has `images_per_sequence` images of `image_size` pixels,
+    448 or "1280x720" (width and height), and one that hears `sounds_per_sequence` of `sound_seconds`; the parts that
+    `freeze` names, of vision, audio, projector and language, keep their weights; of a model of speech, encoder. An
+    encoder-decoder has `seq_len` tokens in its decoder, and `encoder_seq_len` in its encoder of text, as many where
+    that is not said.
 
     Raises SpecError with every problem: sizes that are not whole and positive, tokens together with steps, unknown
     names, an FP8 recipe without FP8, and a budget or deadline of a run whose length is unknown.
@@ -104,10 +109,9 @@ def make_job(
     pixels, frozen = _image_size(problems, image_size), _frozen(problems, freeze)
     run_tokens = _tokens(problems, tokens)
     beside = _adapter(problems, adapter, adapter_targets, precision)
+    preferred = _preference(problems, preference)
     reject(problems)
-    if steps is not None:
-        run_tokens = float(steps) * int(global_batch) * int(seq_len)
-    return Job(
+    job = Job(
         global_batch=int(global_batch),
         seq_len=int(seq_len),
         tokens=run_tokens,
@@ -122,6 +126,7 @@ def make_job(
         document_tokens=None if document_tokens is None else float(document_tokens),
         options=Options(master_weights="none") if master_weights == "none" else DEFAULTS,
         adapter=beside,
+        preference=preferred,
         images_per_sequence=None if images_per_sequence is None else int(images_per_sequence),
         image_size=pixels,
         sounds_per_sequence=None if sounds_per_sequence is None else int(sounds_per_sequence),
@@ -129,6 +134,18 @@ def make_job(
         freeze=frozen,
         encoder_seq_len=None if encoder_seq_len is None else int(encoder_seq_len),
     )
+    return job if steps is None else replace(job, tokens=float(steps) * job.tokens_per_iteration)
+
+
+def _preference(problems: list[Problem], text: str | None) -> Preference | None:
+    """Return the loss over preferences, None where it is not said or wrong; the latter adds a problem."""
+    if text is None:
+        return None
+    try:
+        return parse_preference(str(text))
+    except SpecError as error:
+        problems.extend(error.problems)
+    return None
 
 
 def _optimizer(problems: list[Problem], words: str) -> tuple[str, int | None]:

@@ -1,0 +1,81 @@
+"""`Preference`: training on what people prefer, by a loss over log-probabilities of whole answers.
+
+What each loss computes is that of TRL 1.16 (trl/trainer/{dpo,kto}_trainer.py, trl/experimental/{orpo,cpo}): a sample of
+DPO, ORPO and CPO (SimPO is a loss of CPO's) is a pair, the answer that was chosen and the one that was rejected, which
+are one batch of twice as many sequences. DPO and KTO hold log-probabilities against those of a reference, the model as
+it was: a second copy of the weights, or beside adapters the same ones without them; or they are computed once, before
+training. KTO takes single answers, and runs forward besides with answers to other prompts.
+"""
+
+from __future__ import annotations
+
+from shardwright.errors import bad, suggestion
+from shardwright.records import record
+
+PRECOMPUTED = "precomputed"
+
+
+@record
+class Passes:
+    """What a loss runs for a sample, in sequences: `trained` with gradients, and without these the `policy`, which is
+    trained, and the `reference`; `tiled`: no more than tiles of the logits are there (`Options`)."""
+
+    trained: int
+    policy: int
+    reference: int
+    tiled: bool
+
+
+LOSSES = {
+    "dpo": Passes(trained=2, policy=0, reference=2, tiled=True),
+    "kto": Passes(trained=1, policy=1, reference=2, tiled=True),
+    "orpo": Passes(trained=2, policy=0, reference=0, tiled=False),
+    "cpo": Passes(trained=2, policy=0, reference=0, tiled=False),
+}
+OTHER_NAMES = {"ipo": "dpo", "simpo": "cpo"}
+
+
+@record
+class Preference:
+    """A loss over preferences: `loss` is a key of `LOSSES`; with `precomputed`, the reference has run before."""
+
+    loss: str
+    precomputed: bool = False
+
+    @property
+    def name(self) -> str:
+        """As `parse_preference` reads it."""
+        return f"{self.loss}:{PRECOMPUTED}" if self.precomputed else self.loss
+
+    @property
+    def passes(self) -> Passes:
+        return LOSSES[self.loss]
+
+    @property
+    def reference(self) -> bool:
+        """Whether a reference runs beside the model."""
+        return self.passes.reference > 0 and not self.precomputed
+
+    @property
+    def policy_passes(self) -> float:
+        """Forward passes without gradients of the model that is trained, for one with gradients."""
+        return self.passes.policy / self.passes.trained
+
+    @property
+    def reference_passes(self) -> float:
+        """The same of the reference."""
+        return self.passes.reference / self.passes.trained if self.reference else 0.0
+
+
+def parse_preference(text: str) -> Preference:
+    """Return the loss over preferences that `dpo`, `kto`, `orpo`, `cpo`, or `dpo:precomputed` stands for; `ipo` is a
+    loss of DPO's, `simpo` of CPO's. Raises SpecError for anything else."""
+    name, mark, how = text.strip().casefold().partition(":")
+    loss = OTHER_NAMES.get(name, name)
+    if loss not in LOSSES:
+        raise bad("preference", f"unknown loss {text!r}", suggestion(name, [*LOSSES, *OTHER_NAMES]))
+    if mark and how != PRECOMPUTED:
+        raise bad("preference", f"{text!r} says {how!r} of the reference", f"write {loss}, or {loss}:{PRECOMPUTED}")
+    if mark and not LOSSES[loss].reference:
+        raise bad("preference", f"{loss} has no reference to compute before", f"write {loss}")
+    return Preference(loss=loss, precomputed=bool(mark))
