@@ -284,9 +284,8 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
         width = 0.0
     chunks = memory_facts(job.framework).chunks
     if job.loss == "tiled":
-        logit, trained = widths_of(job).logit, model.hidden * model.vocab / tp * job.trains("language")
-        made = (SINGLE + logit * (job.precision != "fp32")) * (size * model.hidden + trained)
-        return np.asarray(made + logit * (size * model.hidden + np.minimum(size, TILE[0]) * TILE[1]))
+        there = widths_of(job).logit * (size * model.hidden + np.minimum(size, TILE[0]) * TILE[1])
+        return np.asarray(tiled_gradient_bytes(model, job, size, tp) + there)
     if job.loss == "chunked" and chunks:
         return (width * size / chunks + 2.0 * model.hidden) * model.vocab / tp
     if job.loss == "chunked":
@@ -294,6 +293,13 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
         return 2.0 * widths_of(job).logit * size * model.hidden + projection
     # beside the logits of tokens further on what their losses keep
     return (width + model.mtp_layers * max(width - widths_of(job).logit, 0.0)) * size * model.vocab / tp
+
+
+def tiled_gradient_bytes(model: Model, job: Job, size: Floats, tp: Ints) -> Floats:
+    """Return the bytes of the gradients that the backward pass of a tiled loss makes of `size` tokens [N], in fp32 and
+    in their own type."""
+    width = SINGLE + widths_of(job).logit * (job.precision != "fp32")
+    return np.asarray(width * model.hidden * (size + model.vocab / tp * job.trains("language")))
 
 
 def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
@@ -394,14 +400,16 @@ def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, c
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the output projection that is gathered while the logits are there, [N], which under ZeRO-2 is
     among whole weights. Before the backward pass the buffer of its gather is there too, unless it is the embedding,
-    gathered long before; in it, the gradient of fp32 logits beside these, and all that a tiled loss has."""
+    gathered long before; in it, the gradient of fp32 logits beside these, or those that a tiled loss makes."""
     if not memory_facts(job.framework).freed:
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
     whole = not job.fused_loss and job.loss not in ("chunked", "tiled")
-    later = 2.0 * whole * micro_batch * job.sample_tokens / cp * model.vocab / tp
+    size = micro_batch * job.sample_tokens / cp
+    later = 2.0 * whole * size * model.vocab / tp
+    later = tiled_gradient_bytes(model, job, size, tp) if job.loss == "tiled" else later
     gathered = projection * (sharding == ZERO3)
-    buffer = np.maximum(projection - later, 0.0) * (not model.tied_embeddings and job.loss != "tiled")
+    buffer = np.maximum(projection - later, 0.0) * (not model.tied_embeddings)
     return np.asarray(gathered + buffer * (sharding >= ZERO2))
 
 
