@@ -22,8 +22,10 @@ from tests.targets.plans import machine_plan, torchtitan_plans, trainer_plans
 import shardwright
 from shardwright import Plan, SpecError
 from shardwright.exporters.targets import TARGETS
+from shardwright.exporters.torchtitan.config import unsupported as titan_problems
 from shardwright.plans.document import dumps
 from shardwright.search.space.axes import parse_pins
+from shardwright.spec.catalog.gpus import gpus
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -156,6 +158,18 @@ def test_an_unknown_target_is_named(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(dumps(samples()["deepspeed"]), encoding="utf-8")
     done = run(["export", str(tmp_path / "plan.json"), "--to", "colossal"])
     assert done.code == 2 and "torchtitan" in done.err
+
+
+@pytest.mark.parametrize("gpu", gpus())
+def test_mxfp8_is_written_for_gpus_on_which_torchtitan_has_it(gpu: str) -> None:
+    """torchtitan/components/quantization/mx.py 70 of 0.3.0: CUDA, and capability 10.0 or more."""
+    plan, known = torchtitan_plans()["ddp"], gpus()[gpu]
+    (pool,) = plan.cluster.pools
+    alike = replace(known, name=pool.gpu.name)  # the plan names its GPUs
+    job = replace(plan.job, precision="fp8", fp8_recipe="mxfp8")
+    asked = replace(plan, job=job, cluster=replace(plan.cluster, pools=(replace(pool, gpu=alike),)))
+    runs = known.vendor == "nvidia" and float(known.compute_capability) >= 10.0
+    assert ("job.fp8_recipe" not in {problem.path for problem in titan_problems(asked)}) is runs
 
 
 @pytest.mark.parametrize("target", ["bridge", "torchtitan", "deepspeed"])

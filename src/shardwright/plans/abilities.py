@@ -11,8 +11,13 @@ from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_has, fr
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import FLEX, HYBRID, Job, Precision, flex_runs
 
-# Capabilities that a recipe runs on, from one on and below another, and in words.
-RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
+# Capabilities of CUDA that a framework runs a recipe on, from one on and below another, and in words.
+RECIPE_CAPABILITY = {
+    (MEGATRON, "mxfp8"): (10.0, 12.0, "10.0 to 11.x"),
+    (MEGATRON, "blockwise"): (9.0, 10.0, "9.x"),
+    ("torchtitan", "mxfp8"): (10.0, inf, "10.0 or more"),
+}
+ELSEWHERE = {MEGATRON: "delayed or tensorwise", "torchtitan": "tensorwise"}  # what runs on all GPUs that compute in fp8
 FLASH_CAPABILITY = 8.0  # Ampere: FlashAttention-2's requirement (github.com/Dao-AILab/flash-attention, README)
 
 
@@ -35,15 +40,17 @@ def tensor_parallel_overlaps(pool: NodePool, job: Job) -> bool:
 
 def job_problems(gpu: Gpu, job: Job) -> Iterator[Problem]:
     """Yield what of a job the trainers of its framework cannot run on a GPU, whatever the plan: recipes of Transformer
-    Engine (transformer_engine/pytorch/fp8.py 48-72 of 2.8.0) and DeepEP (fused_a2a.py of Megatron-LM core_v0.19.2 and
-    the README of DeepEP)."""
-    if job.framework != MEGATRON:
-        return
-    (least, below), which = RECIPE_CAPABILITY.get(job.fp8_recipe or "", ((0.0, inf), ""))
-    if gpu.vendor == "nvidia" and not least <= gpu.capability < below:
-        message = f"{job.fp8_recipe} needs compute capability {which}, {gpu.name} has {gpu.compute_capability}"
-        yield Problem("job.fp8_recipe", message, "use delayed or tensorwise")
-    if job.options.dispatcher == "flex" and not flex_runs([gpu], job):
+    Engine (transformer_engine/pytorch/fp8.py 48-72 of 2.8.0), those of torchtitan, which asks for CUDA
+    (torchtitan/components/quantization/mx.py 70 of 0.3.0), and DeepEP (fused_a2a.py of Megatron-LM core_v0.19.2 and the
+    README of DeepEP)."""
+    needed = RECIPE_CAPABILITY.get((job.framework, job.fp8_recipe or ""))
+    judged = gpu.vendor == "nvidia" or (job.framework != MEGATRON and gpu.vendor != "custom")
+    if needed is not None and judged:
+        least, below, which = needed
+        if gpu.vendor != "nvidia" or not least <= gpu.capability < below:
+            message = f"{job.fp8_recipe} needs compute capability {which}, {gpu.name} has {gpu.compute_capability}"
+            yield Problem("job.fp8_recipe", message, f"use {ELSEWHERE[job.framework]}")
+    if job.framework == MEGATRON and job.options.dispatcher == "flex" and not flex_runs([gpu], job):
         least, which = (HYBRID, "HybridEP, which pads to a capacity") if job.options.padded else (FLEX[0], "DeepEP")
         message = f"is flex ({which}), which needs NVIDIA GPUs of capability {least:g} to below {FLEX[1]:g}"
         yield Problem("job.options.dispatcher", message, "use alltoall")

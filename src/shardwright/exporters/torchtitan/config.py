@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pprint import pformat
 from string import Template
 
@@ -18,6 +19,7 @@ from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.torchtitan.models import Registered, differences, registered, registry
 from shardwright.files import shipped_file
+from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
@@ -153,7 +155,10 @@ def _script(plan: Plan) -> str:
 
 def unsupported(plan: Plan) -> tuple[Problem, ...]:
     """Return why torchtitan cannot run a legal plan; nothing if it can."""
-    return (*_model(plan), *(refusals(plan, TARGET) if plan.uniform else several_types(TARGET)))
+    if not plan.uniform:
+        return (*_model(plan), *several_types(TARGET))
+    gpu = plan.cluster.pool_of[plan.stages[0].gpu].gpu
+    return (*_model(plan), *refusals(plan, TARGET), *job_problems(gpu, replace(plan.job, framework=TARGET)))
 
 
 def _model(plan: Plan) -> Iterator[Problem]:
