@@ -13,6 +13,7 @@ from shardwright.exporters.hugging_face import adapter_config
 from shardwright.exporters.recipes import RECIPES, recipe
 from shardwright.search.sizing import Sizing, fit
 from shardwright.spec.adapter import Adapter, parse_adapter
+from shardwright.spec.catalog.gpus import gpus
 
 SCHEMAS = Path(__file__).parents[1] / "importers" / "schemas"
 BESIDE = {"trl": ("transformers",), "llamafactory": ("transformers",)}  # they take the Trainer's arguments too
@@ -24,10 +25,10 @@ def keys_of(trainer: str) -> set[str]:
     return {line.split()[0] for line in lines if line and not line.startswith("#")}
 
 
-def sized(cluster: str, adapter: str | None = None, **changes: object) -> Sizing:
+def sized(cluster: str, adapter: str | None = None, model: str = "llama-3.1-8b", **changes: object) -> Sizing:
     machines = load_cluster(cluster)
     options = {"global_batch": machines.gpus, "seq_len": 1024, "framework": "fsdp", "adapter": adapter} | changes
-    return fit(load_model("llama-3.1-8b"), machines, make_job(**options))
+    return fit(load_model(model), machines, make_job(**options))
 
 
 CASES = {
@@ -46,6 +47,18 @@ def test_every_key_is_the_trainers(case: str, trainer: str) -> None:
     inside = {f"fsdp_config.{key}" for key in document.get("fsdp_config", {})} if trainer == "axolotl" else set()
     assert not inside - keys_of(trainer)
     assert "meta-llama/Llama-3.1-8B" in document.values() and 1024 in document.values()
+
+
+ARCHITECTURES = {gpu.architecture: gpu for gpu in gpus().values() if gpu.peak("fp16") and gpu.memory_bytes > 16e9}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_flash_attention_is_asked_of_gpus_that_have_it(architecture: str) -> None:
+    """Ampere and newer, in the README of flash-attn; and other makers, who have their own."""
+    sizing = sized(f"1x1x{ARCHITECTURES[architecture].name}", "qlora:8", model="llama-3.2-1b", precision="fp16")
+    documents = {trainer: yaml.safe_load(recipe(sizing, "llama-3.2-1b", trainer)) for trainer in RECIPES}
+    words = {document.get("attn_implementation") or document["flash_attn"] for document in documents.values()}
+    assert words == ({"sdpa"} if architecture in {"Pascal", "Volta", "Turing"} else {"flash_attention_2", "fa2"})
 
 
 @pytest.mark.parametrize(("trainer", "rank"), [("axolotl", "lora_r"), ("trl", "lora_r"), ("llamafactory", "lora_rank")])

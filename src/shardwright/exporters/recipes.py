@@ -15,6 +15,7 @@ from shardwright.errors import Problem, bad, reject, suggestion
 from shardwright.exporters.exported import yaml_text
 from shardwright.exporters.hugging_face import adapter_config, unnamed_targets
 from shardwright.exporters.support.traits import ON_THE_GPU
+from shardwright.plans.abilities import fused_attention_runs
 from shardwright.records import record
 from shardwright.search.sizing import Size, Sizing, TrainingWay
 from shardwright.spec.adapter import LINEAR, Adapter
@@ -36,13 +37,20 @@ FSDP = {
 
 @record
 class Task:
-    """What a recipe says: a way to train a model, called `source`, in micro-batches of `samples`."""
+    """What a recipe says: a way to train a model, called `source`, in micro-batches of `samples`, with FlashAttention
+    where all of its GPUs have kernels of it."""
 
     model: Model
     source: str
     job: Job
     way: TrainingWay
     samples: int
+    flash_attention: bool
+
+    @property
+    def attention(self) -> str:
+        """The implementation of attention by its name in transformers: PyTorch's own where FlashAttention has none."""
+        return "flash_attention_2" if self.flash_attention else "sdpa"
 
     @property
     def adapter(self) -> Adapter | None:
@@ -85,7 +93,14 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
     if others := said(size.way.of(sizing.job).options).keys() - known:
         raise bad("recipe", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan")
     samples = sizing.job.global_batch // sizing.cluster.gpus
-    task = Task(model=sizing.model, source=_repository(source), job=sizing.job, way=size.way, samples=samples)
+    task = Task(
+        model=sizing.model,
+        source=_repository(source),
+        job=sizing.job,
+        way=size.way,
+        samples=samples,
+        flash_attention=all(fused_attention_runs(pool.gpu, "bf16") for pool in sizing.cluster.pools),
+    )
     words = f"{size.way.name} on {sizing.types}: {size.memory.total_bytes / 2**30:.1f} GiB"
     head = f"# Written by shardwright: {words} of {size.memory.capacity_bytes / 2**30:.1f} a GPU.\n"
     command = start(trainer, sizing.job, sizing.cluster.gpus)
@@ -165,7 +180,7 @@ def _axolotl(task: Task) -> dict[str, object]:
         "gradient_accumulation_steps": 1,
         "gradient_checkpointing": task.way.recompute,
         **{name: job.precision == name for name in ("bf16", "fp16")},
-        "attn_implementation": "flash_attention_2",
+        "attn_implementation": task.attention,
         "optimizer": OPTIMIZERS[job.optimizer],
         "learning_rate": 2e-4 if adapter else 2e-5,
         "num_epochs": 1,
@@ -221,7 +236,7 @@ def _trl(task: Task) -> dict[str, object]:
     keys |= {"precompute_ref_log_probs": True} if preference is not None and preference.precomputed else {}
     return keys | {
         "dtype": dtype if kept else "float32",
-        "attn_implementation": "flash_attention_2",
+        "attn_implementation": task.attention,
         "dataset_name": "trl-lib/Capybara" if preference is None else PREFERENCES["trl"][preference.loss],
         "max_length": task.job.seq_len,
         **({"packing": True} if preference is None else {}),
@@ -258,7 +273,7 @@ def _llamafactory(task: Task) -> dict[str, object]:
         "template": "default",
         "cutoff_len": task.job.seq_len,
         "packing": True,
-        "flash_attn": "fa2",
+        "flash_attn": "fa2" if task.flash_attention else "sdpa",
         "disable_gradient_checkpointing": not task.way.recompute,
         **({"use_unsloth_gc": True} if task.job.options.activation_offload == "inputs" else {}),
         **({"enable_liger_kernel": True} if task.chunked else {}),
