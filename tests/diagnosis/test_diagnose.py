@@ -86,6 +86,24 @@ def test_a_log_line_as_expected_and_one_that_stalls(launch: Path, tmp_path: Path
     assert cause["name"] == "stalls" and cause["saving_seconds"] == pytest.approx(0.3e-3 * expected, rel=0.05)
 
 
+@pytest.mark.parametrize("stalls", [False, True])
+@pytest.mark.parametrize("pace", [0.5, 0.7, 1.0, 1.6])
+def test_the_verdict_is_that_of_the_figures_beside_it(launch: Path, tmp_path: Path, pace: float, stalls: bool) -> None:
+    arguments = ["--launch", str(launch), *CLUSTER, "--no-best", "--json"]
+    expected = answered(["diagnose", *arguments])
+    low, high = expected["interval_seconds"]
+    steps = [1e3 * pace * expected["expected_seconds"]] * 40
+    written = log(
+        tmp_path / "a.log", [step * (4.0 if stalls and at % 10 == 9 else 1.0) for at, step in enumerate(steps)]
+    )
+    document = answered(["diagnose", str(written), *arguments])
+    whole = sum(steps) / 40e3 * (1.3 if stalls else 1.0)
+    verdict = "faster" if whole < low else "slower" if stalls or whole > high else "as expected"
+    assert document["verdict"] == verdict
+    opening = {"faster": "Faster than expected", "slower": "Slower than", "as expected": "As expected"}[verdict]
+    assert document["words"].startswith(opening) and ("stands still" in document["words"]) is stalls
+
+
 def test_a_log_of_another_launch_is_named(launch: Path, tmp_path: Path) -> None:
     path = log(tmp_path / "a.log", [5000.0] * 20, batch=512)
     problem = refused(run(["diagnose", str(path), "--launch", str(launch), *CLUSTER]))

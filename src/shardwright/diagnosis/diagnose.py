@@ -87,15 +87,16 @@ def diagnosed(case: Case, best: Plan | None = None) -> Diagnosis:
     inside = sum(row.seconds for row in measured if row.cause not in ("stalls", "padding"))
     unexplained = max(excess - inside, 0.0)
     untold = step is not None and step > high and unexplained > 0.5 * excess
+    stalls = sum(row.seconds for row in measured if row.cause == "stalls")  # beside the steps of the good state
     verdict: Verdict = "as expected"
     if case.out_of_memory is not None:
         verdict = "out of memory"
     elif step is None:
         verdict = "not measured"
+    elif step + stalls < low:
+        verdict = "faster"
     elif measured or step > high:
         verdict = "slower"
-    elif step < low:
-        verdict = "faster"
     return Diagnosis(
         case=case,
         verdict=verdict,

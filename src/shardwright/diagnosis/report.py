@@ -84,11 +84,10 @@ def verdict_words(result: Diagnosis) -> str:
     took = f"A step takes {format_seconds(step)}; {should}"
     if result.verdict == "as expected":
         return f"As expected. {took}.{another}"
-    if result.verdict == "faster":
-        return f"Faster than expected. {took}.{another}"
     first = next((row for row in result.findings if row.basis == "measured"), None)
     why = f" Measured: {advice(first, case.plan).title}." if first is not None else ""
-    return f"Slower than it should be. {took}.{why}{another}"
+    opening = "Faster than expected" if result.verdict == "faster" else "Slower than it should be"
+    return f"{opening}. {took}.{why}{another}"
 
 
 def untold_words(result: Diagnosis) -> str:
