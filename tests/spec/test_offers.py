@@ -125,6 +125,18 @@ def test_of_the_price_table_each_gpu_and_market_has_the_typical_price_of_its_mac
         assert offer.pool.price is not None and offer.pool.price.source != "user"
 
 
+@given(most=st.integers(1, 40), names=st.lists(st.sampled_from(sorted({row.gpu for row in prices()})), max_size=2))
+def test_no_offer_has_more_gpus_than_are_asked_for(most: int, names: list[str]) -> None:
+    try:
+        found = offers_from_prices(prices(), gpus=names, most_gpus=most)
+    except SpecError as error:
+        sizes = [min(row.gpus for row in prices(gpu=name)) for name in names]
+        assert "max_gpus" in str(error) and max(sizes) > most, str(error)
+        return
+    assert all(0 < offer.pool.gpus <= most for offer in found.offers)
+    assert set(names) <= {offer.pool.gpu.name for offer in found.offers}
+
+
 def test_spot_machines_are_not_taken_to_be_free_without_end() -> None:
     usual, asked = (offers_from_prices(prices(), gpus=["H100"], most_gpus=most) for most in (None, 512))
     assert [offer.pool.gpus for offer in usual.offers] == [1024, 64]

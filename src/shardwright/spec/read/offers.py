@@ -169,14 +169,16 @@ def offers_from_prices(
 
     There are as many machines as hold `most_gpus` GPUs; by default `MOST_GPUS`, on spot `MOST_SPOT_GPUS`; where nobody
     says what network the provider's machines have, one machine. Raises SpecError for an unknown GPU, and where a type
-    has no price.
+    has no price or no machine of so few GPUs.
     """
     wanted = {resolve_gpu(name, "`gpu=`")[0].name for name in gpus}
-    names = [name for name in dict.fromkeys(row.gpu for row in rows) if not wanted or name in wanted]
+    sold = [row for row in rows if row.gpus <= MOST_GPUS_PER_NODE and (not wanted or row.gpu in wanted)]
+    rows = sold if most_gpus is None else _no_larger(sold, most_gpus, named=bool(wanted))
+    names = list(dict.fromkeys(row.gpu for row in rows))
     problems: list[Problem] = []
     offers = []
     for name in names:
-        alike = [row for row in rows if row.gpu == name and row.gpus <= MOST_GPUS_PER_NODE]
+        alike = [row for row in rows if row.gpu == name]
         size = _usual_size(name, alike)
         network = network_bytes_per_second(find_gpu(name), size, None).value
         connected = [row for row in with_network(alike, network) if row.gpus == size]
@@ -200,6 +202,19 @@ def offers_from_prices(
     return Offers(offers=tuple(offers), assumed=tuple(terms))
 
 
+def _no_larger(rows: Sequence[MachinePrice], most_gpus: int, *, named: bool) -> Sequence[MachinePrice]:
+    """Return the rows of machines with `most_gpus` GPUs or fewer. Raises SpecError where none has so few, or none of a
+    type that was named."""
+    small = [row for row in rows if row.gpus <= most_gpus]
+    left = {row.gpu for row in small}
+    lost = [row for row in rows if row.gpu not in left]
+    if lost and (named or not small):
+        least = min(lost, key=lambda row: row.gpus)
+        message = f"is {most_gpus}, but machines of {least.gpu} on offer have {least.gpus} GPUs or more"
+        raise bad("`max_gpus=`", message, f"allow {least.gpus} or more")
+    return small
+
+
 def _with_price(assumed: Sequence[Assumption], words: str) -> tuple[Assumption, ...]:
     """Return assumptions with `words` on the price."""
     return tuple(replace(entry, words=words) if entry.about == "price" else entry for entry in assumed)
@@ -216,7 +231,7 @@ def _entry(
 ) -> tuple[Mapping[str, object], Sequence[Assumption]]:
     """Return an entry of an offers file for machines like that of `row`, and what it takes for granted."""
     usual = MOST_SPOT_GPUS if market == "spot" else MOST_GPUS
-    most, limits = max((most_gpus or usual) // size, 1), []
+    most, limits = (most_gpus or usual) // size, []
     known = row.gpus == size and row.machine in machines()
     if row.provider and not known:
         most, limits = 1, [Assumption(f"{market} machines", "one at most, as the network between them is not known")]
