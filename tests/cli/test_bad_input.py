@@ -56,6 +56,7 @@ def plan(**changes: str) -> list[str]:
         (plan(set="recompute=half"), ["selective"]),
         (plan(set="offload=1.5"), ["offload"]),
         (plan(exportable_to="megatron-2"), ["megatron"]),
+        ([*plan(), "--fewer"], ["--fewer", "--json"]),
         (plan(rules="nowhere.txt"), ["nowhere.txt"]),
         (plan(objective="cost", cluster="1x8xA800-SXM-80"), ["price"]),
         (["evaluate"], ["plan file"]),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import Enum
 
 import pytest
-from tests.golden.plans import uniform_plan
+from tests.golden.plans import PLANS, uniform_plan
 
 from shardwright import Job, load_cluster, load_model, make_job
 from shardwright.cost.trust.evidence import LACKS
 from shardwright.plans import findings
-from shardwright.plans.plan import Precedents, Unmeasured
+from shardwright.plans.plan import Precedents, Recompute, Unmeasured
 from shardwright.reports.text.first_screen import first_screen
+from shardwright.reports.text.mixed import replica_words
 from shardwright.reports.text.outcome import UNMEASURED, measured_words
 from shardwright.reports.text.strategy import degrees_words
 from shardwright.reports.words import flagged, in_words
@@ -136,3 +138,22 @@ def test_the_degrees_name_what_is_in_host_memory(
     words = degrees_words(plan)
     assert {name for name in ("weights", "optimizer") if name in words} == there
     assert ("host memory" in words) == bool(there)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "words"),
+    [
+        (Recompute(), ""),
+        (Recompute(granularity="selective"), "(selective)"),
+        (Recompute(granularity="full", method="uniform", layers=1), "(all recomputed)"),
+        (Recompute(granularity="full", method="uniform", layers=4), "(all recomputed, in groups of 4)"),
+        (Recompute(granularity="full", method="block", layers=1), "(1 recomputed)"),
+        (Recompute(granularity="full", method="block", layers=9), "(9 recomputed)"),
+    ],
+)
+def test_the_layers_that_are_recomputed_are_those_of_the_method(recompute: Recompute, words: str) -> None:
+    """Megatron-LM's `uniform` recomputes every layer, however large its groups, `block` so many."""
+    replica = PLANS["llama-2-70b-interleaved"].replicas[0]
+    stages = tuple(replace(stage, recompute=recompute) for stage in replica.stages)
+    text = replica_words(replace(replica, stages=stages))
+    assert f"layers {words}".strip() in text and ("recomputed" in text) is ("recomputed" in words)

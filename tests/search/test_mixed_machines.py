@@ -176,8 +176,9 @@ def test_launchers_start_a_machine_once_or_refuse() -> None:
     assert machines["template"]["spec"]["parallelism"] == 2
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 3}
     assert pod["nodeSelector"] == {"SET-ME/machine": f"{A}+{B}"}
-    with pytest.raises(SpecError, match="a pod that asks for so many gets any"):
-        export(part, "kubernetes")
+    for launcher in ("kubernetes", "skypilot"):  # all three GPUs of the machine
+        with pytest.raises(SpecError, match=r"--set gpus=3\b"):
+            export(part, launcher)
     with pytest.raises(SpecError, match="SkyPilot rents machines with GPUs of one type"):
         export(whole, "skypilot")
     with pytest.raises(SpecError, match="do not come and go"):

@@ -14,10 +14,10 @@ from tests.support.following import next_command
 
 import shardwright
 from shardwright.errors import SpecError
-from shardwright.exporters.targets import limits_of
+from shardwright.exporters.targets import TRAINERS, limits_of
 from shardwright.plans.findings import NoTrainer
 from shardwright.reports.words import in_words
-from shardwright.trainers.runs import runners
+from shardwright.trainers.runs import frameworks_with_trainers, runners
 
 EIGHT = "1x8xH100-SXM"
 SMALL = ("--cluster", EIGHT, "--global-batch", "32", "--seq-len", "2048")
@@ -98,6 +98,17 @@ def test_several_frameworks_are_one_ranking() -> None:
     every = shardwright.plan(model, cluster, job, frameworks=("any",), top=1)
     assert every.best.iteration_seconds <= min(seconds)
     assert every.trainers[0] == runners(every.best)
+
+
+@pytest.mark.parametrize("framework", sorted(frameworks_with_trainers()))
+@pytest.mark.parametrize("target", TRAINERS)
+def test_a_framework_and_a_target_that_are_named_both_hold(framework: str, target: str) -> None:
+    arguments = ["plan", "--model", "llama-3.2-1b", *SMALL, "--framework", framework, "--exportable-to", target]
+    if target in frameworks_with_trainers()[framework]:
+        assert answered([*arguments, "--json"])["plans"][0]["job"]["framework"] == framework
+    else:
+        words = refused(run(arguments))
+        assert "--framework" in words and "--exportable-to" in words and framework in words
 
 
 def test_the_best_plan_of_a_framework_is_no_slower_than_the_nearest_of_another_plan() -> None:

@@ -169,12 +169,16 @@ def plan(
         raise bad("--time-limit", f"must be more than 0 seconds, not {limit:g}", "leave it out for no limit")
     if asked.programs and calibration is not None:
         raise bad("--programs", "stands beside --calibration, which knows no programs", "leave one of them out")
+    if asked.fewer and not json:
+        raise bad("--fewer", "is for the document that --json prints", "add --json, or give it to `shardwright report`")
     require_writable(out, [model, cluster, asked.rules, prices, *profile, calibration], json=json)
     measurements = read_measurements(profile, calibration)
     precision = measurements.precision(precision)
     described = model_of(model, measurements, precision, accept_guess=accept_guess)
     unknown = measurements.unknown_gpus(described, precision)
     machines = load_cluster(cluster, prices=load_prices(prices) if prices else (), measured=unknown)
+    if asked.tp_per_type and len({pool.gpu.name for pool in machines.pools}) == 1:
+        note("--tp-per-type changes nothing on GPUs of one type")
     frameworks = tuple(word.strip() for word in framework.split(",")) if framework else ()
     job = job_of(
         training,

@@ -10,9 +10,8 @@ from functools import partial
 
 from shardwright.errors import bad
 from shardwright.exporters.exported import Exported, yaml_text
-from shardwright.exporters.runner import MachineRange, Runner, runner_of
+from shardwright.exporters.runner import MachineRange, Runner, part_of_a_box, runner_of
 from shardwright.plans.plan import Plan
-from shardwright.spec.cluster import machines_used
 
 VERSION = "jobset.x-k8s.io/v1alpha2"
 NAME = "shardwright"
@@ -32,11 +31,9 @@ def export_jobset(plan: Plan) -> Exported:
     """Return `jobset.yaml`. Raises SpecError where the plan is not legal, and where it wants some GPUs of a machine
     with several types, of which a pod gets any."""
     runner = runner_of(plan)
-    for pool, _ in machines_used(plan.cluster, plan.gpus_by_type):
-        part = [group for group in runner.machines if pool.gpu.name in group.types and group.gpus < group.has]
-        if pool.mixed and part:
-            message = f"the plan uses {part[0].gpus} GPUs of {pool.machines}, and a pod that asks for so many gets any"
-            raise bad("cluster", message, "plan on all GPUs of the machine, as --set gpus=…, or start it by hand")
+    message, pin = part_of_a_box(plan)
+    if message:
+        raise bad("cluster", message, f"plan on all GPUs of the machine with {pin}, or start it by hand")
     files: dict[str, object] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -24,7 +24,7 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.catalog.gpus import gpus as catalogue
-from shardwright.spec.cluster import Gpu, NodePool, kind_of
+from shardwright.spec.cluster import Gpu, NodePool, kind_of, machines_used
 
 DATA, OUT = ("DATA", "token file of `shardwright tokens`"), ("OUT", "folder for checkpoints and metrics")
 SCRIPT = ("TRAIN_SCRIPT", "your training script, on every machine")
@@ -90,6 +90,21 @@ def runner_of(plan: Plan) -> Runner:
         return Runner(name="megatron", files={"run.sh": script}, settings=OWN_SETTINGS, machines=machines)
     files = {"run.sh": _own_script(plan, machines), "plan.json": dumps(plan)}
     return Runner(name="shardwright", files=files, settings=(DATA, OUT, PACKAGE), machines=machines)
+
+
+def part_of_a_box(plan: Plan) -> tuple[str, str]:
+    """Return where a plan wants some GPUs of a machine with several types, of which a pod gets any, and what to pin for
+    all of them; nothing where it does not."""
+    machines = _machines(plan)
+    for pool, _ in machines_used(plan.cluster, plan.gpus_by_type):
+        part = [group for group in machines if pool.gpu.name in group.types and group.gpus < group.has]
+        if pool.mixed and part:
+            pin = f"--set gpus={sum(group.count * group.has for group in machines)}"
+            return (
+                f"the plan uses {part[0].gpus} GPUs of {pool.machines}, and a pod that asks for so many gets any",
+                pin,
+            )
+    return "", ""
 
 
 def _machines(plan: Plan) -> tuple[MachineRange, ...]:

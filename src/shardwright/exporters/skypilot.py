@@ -12,7 +12,7 @@ from functools import cache
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.exported import Exported, yaml_text
-from shardwright.exporters.runner import MachineRange, Runner, runner_of
+from shardwright.exporters.runner import MachineRange, Runner, part_of_a_box, runner_of
 from shardwright.files import shipped_table
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import machines_used
@@ -34,7 +34,9 @@ def export_task(plan: Plan) -> Exported:
     that SkyPilot has no name for."""
     if mixed := [pool for pool, _ in machines_used(plan.cluster, plan.gpus_by_type) if pool.mixed]:
         message = f"{mixed[0].machines}: SkyPilot rents machines with GPUs of one type"
-        raise bad("cluster", message, "start the plan by hand, or --to kubernetes")
+        _, pin = part_of_a_box(plan)
+        hint = f"plan on all GPUs of the machine with {pin} for --to kubernetes" if pin else "use --to kubernetes"
+        raise bad("cluster", message, f"{hint}, or start the plan by hand")
     runner = runner_of(plan)
     unknown = [group.kind for group in runner.machines if group.kind not in gpu_names()]
     if unknown:

@@ -306,12 +306,12 @@ def _missing(ranking: Ranking) -> float:
 
 
 def _wanted(frameworks: Sequence[str], job: Job, exportable_to: str | None) -> tuple[str, ...]:
-    """Return the frameworks to plan for. Raises SpecError for those that nothing is exported to."""
+    """Return the frameworks to plan for. Raises SpecError for those that nothing is exported to, and where the target
+    that is named is of none of those that are."""
     known = frameworks_with_trainers()
-    if exportable_to is not None:
-        return tuple(name for name, names in known.items() if exportable_to in names)
-    if ANY in frameworks:
-        return tuple(known)
+    exported = tuple(name for name, names in known.items() if exportable_to in names)
+    if ANY in frameworks or (exported and not frameworks):
+        return exported or tuple(known)
     wanted = tuple(dict.fromkeys(frameworks or (job.framework,)))
     for name in wanted:
         if name in framework_names() and name not in known:
@@ -319,7 +319,10 @@ def _wanted(frameworks: Sequence[str], job: Job, exportable_to: str | None) -> t
             raise bad("`framework=`", message, f"plan for {', '.join(known)}, or {ANY}")
         if name not in known:
             raise bad("`framework=`", f"{name!r} is not known", suggestion(name, (*known, ANY)))
-    return wanted
+    if exported and not set(exported) & set(wanted):
+        message = f"is {', '.join(wanted)}, but `exportable_to=` {exportable_to} is a target of {', '.join(exported)}"
+        raise bad("`framework=`", message, "leave one of them out")
+    return exported or wanted
 
 
 def _for_framework(question: Question, framework: str, lacks: Mapping[str, str], *, free: bool) -> Ranking:

@@ -100,9 +100,12 @@ def _alike(stage: Stage) -> tuple[str, int, int, Recompute]:
 def _stages_words(alike: tuple[str, int, int, Recompute], number: int) -> str:
     gpu, tensor_parallel, layers, recompute = alike
     words = f"{tensor_parallel} {gpu} with {counted(layers, 'layer')}"
-    if recompute.granularity != "none":
-        kind = recompute.granularity if recompute.layers is None else f"{recompute.layers} recomputed"
-        words += f" ({kind})"
+    if recompute.layers is None:
+        words += "" if recompute.granularity == "none" else f" ({recompute.granularity})"
+    elif recompute.method == "block":
+        words += f" ({recompute.layers} recomputed)"
+    else:
+        words += " (all recomputed)" if recompute.layers == 1 else f" (all recomputed, in groups of {recompute.layers})"
     return f"{number} × ({words})" if number > 1 else words
 
 
