@@ -224,6 +224,11 @@ def train(
             raise bad(f"--{name} {stated[name]}", f"the checkpoint was written with {before[name]}", "leave it out")
     settings = {**USUAL, **before, **{name: value for name, value in stated.items() if value is not None}}
     synthesized, losses = load(step), list[float]()
+    told, fingerprint = _task(synthesized, task, data, settings)
+    if fingerprint is not None and before.get("data", fingerprint) != fingerprint:
+        message = "are other tokens, or in other parts, than those that the checkpoint was written with"
+        raise bad(f"--data {' '.join(data)}", message, "give the same files and weights")
+    settings["data"] = fingerprint
 
     def report(now: Progress) -> None:
         losses.append(now.loss)
@@ -231,7 +236,7 @@ def train(
 
     memory = run.train(
         synthesized,
-        _task(synthesized, task, data, settings),
+        told,
         steps=steps,
         device=device,
         seed=settings["seed"],
@@ -274,21 +279,23 @@ def export(
         deliver(words, out)
 
 
-def _task(synthesized: Synthesized, name: str, data: tuple[str, ...], settings: Mapping[str, Any]) -> Task:
-    """Return the task of a name, or that of a graph that ships on token files."""
+def _task(
+    synthesized: Synthesized, name: str, data: tuple[str, ...], settings: Mapping[str, Any]
+) -> tuple[Task, str | None]:
+    """Return the task of a name, or that of a graph that ships on token files, with the fingerprint of these."""
     from shardwright.spmd.task import batch_shape, described_task, load_task
 
     if bool(name) == bool(data):
         raise bad("spmd train", "takes a task or --data", "MODULE:FACTORY, or --data corpus.bin for `plan --programs`")
     if name:
-        return load_task(name)
+        return load_task(name), None
     from shardwright.cli.train_input import sources_of
     from shardwright.runtime.storage.mixture import open_mixture
 
     rows, positions, vocabulary = batch_shape(synthesized.graph)
     batch = rows * settings["accumulate"]
     samples = open_mixture(sources_of(data), positions, settings["seed"], vocabulary, batch)
-    return described_task(synthesized, samples.rows)
+    return described_task(synthesized, samples.rows), samples.fingerprint
 
 
 def _within(resume: Path, out: Path) -> bool:
