@@ -170,7 +170,9 @@ def _contexts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int,
 
 def _experts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int, ...]) -> Iterator[tuple[int, bool]]:
     """Yield degrees of expert parallelism for types of degrees `tp`, and whether experts are cut as the rest of a layer
-    is. Those of meshes are spread over the GPUs of a stage, so over no more than each of two types has."""
+    is. Those of meshes are spread over the GPUs of a stage, so over no more than each of two types has; `flex` sends
+    tokens to experts that are split, by either degree."""
+    flex = contexts[0].job.options.dispatcher == "flex"
     moes = [kind.moe for kind in contexts[0].model.kinds if kind.moe is not None]
     gpus = sorted(context.pool.gpus for context in contexts)[-2:][0]
     meshes = bool(moes) and len(set(tp)) == 1
@@ -179,7 +181,8 @@ def _experts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int, 
         etps = set(tp) if moes and cut else {1}
         legal = all(moe.expert_width % etp == 0 for moe in moes for etp in etps)
         if legal and etps <= set(space.pins.get("etp", etps)):
-            yield from ((int(ep), cut) for ep in space.allowed("ep", degrees) if ep * max(etps) <= gpus)
+            able = (int(ep) for ep in space.allowed("ep", degrees) if ep * max(etps) <= gpus)
+            yield from ((ep, cut) for ep in able if not flex or ep * min(etps) > 1)
 
 
 def _is_run(contexts: Sequence[Context], setting: Setting) -> bool:
