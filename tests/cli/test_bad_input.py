@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cli.running import refused, run
+from tests.golden.plans import PLANS
 from tests.nightly import examples
+
+from shardwright.plans.document import dumps
+from shardwright.plans.plan import Plan
 
 BASE = {"--model": "llama-3.2-1b", "--cluster": "1x2xA100-SXM-80", "--global-batch": "2", "--seq-len": "256"}
 CONFIG = {
@@ -218,3 +223,31 @@ OPTIONS = [
 def test_any_arguments(changes: dict[str, str]) -> None:
     small = {"model": "gpt2", "cluster": "1x1xA100-SXM-80"}
     assert_sane(plan(**{**small, **{name: value.replace("\x00", "") for name, value in changes.items()}}))
+
+
+def broken(plan: Plan, fault: str) -> Plan:
+    (replica,), (pool,) = plan.replicas, plan.cluster.pools
+    if fault == "cluster.pools[0].nodes":  # as many copies as machines for them, a million times over
+        many, times = replace(pool, nodes=pool.nodes * 10**10), 10**10
+        job = replace(plan.job, global_batch=plan.job.global_batch * times)
+        copies = replace(replica, count=replica.count * times)
+        return replace(plan, cluster=replace(plan.cluster, pools=(many,)), replicas=(copies,), job=job)
+    if fault == "replicas":
+        return replace(plan, replicas=(replace(replica, count=replica.count * 3),))
+    return replace(plan, micro_batch=0)
+
+
+@pytest.mark.parametrize("fault", ["cluster.pools[0].nodes", "replicas", "micro_batch"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check", "evaluate", "draw", "report", "export --to megatron", "export --to kubernetes", "export --to perfetto",
+        "train --dry-run", "rehearse", "simulate-spot --market calm",
+    ],
+)  # fmt: skip
+def test_a_plan_that_is_not_legal_is_refused_by_all_that_read_it(tmp_path: Path, command: str, fault: str) -> None:
+    """And before anything is made of it: a plan of 10^11 machines has no room in memory."""
+    file = tmp_path / "plan.json"
+    file.write_text(dumps(broken(PLANS["llama-2-70b-interleaved"], fault)))
+    name, *options = command.split()
+    assert fault in refused(run([name, str(file), *options]))

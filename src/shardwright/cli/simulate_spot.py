@@ -45,6 +45,8 @@ def simulate_spot(
     A trace has the columns seconds,zone,gpu,machines,dollars_per_machine_hour: from then on, so many machines could be
     had.
     """
+    from shardwright.errors import reject
+    from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
     from shardwright.recovery.simulation.replay import simulate
     from shardwright.recovery.simulation.traces import read_trace, write_trace
@@ -58,6 +60,7 @@ def simulate_spot(
     if (trace is None) == (not market):
         raise bad("--trace", "give either a trace or --market", "--market batches makes one")
     loaded = load_plan(plan)
+    reject(check(loaded))
     events = read_trace(trace) if trace is not None else _made(loaded, market, days=days, zones=zones, seed=seed)
     if save_trace is not None:
         write_trace(save_trace, events)

@@ -20,6 +20,7 @@ from shardwright.spec.images import image_problems
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Layer
 from shardwright.spec.model import Model
+from shardwright.spec.read.pools import MOST_GPUS_PER_NODE, MOST_NODES
 
 
 def check(plan: Plan) -> tuple[Problem, ...]:
@@ -49,7 +50,8 @@ def check(plan: Plan) -> tuple[Problem, ...]:
 
 
 def _sizes(plan: Plan) -> Iterator[Problem]:
-    """Counts and degrees are at least 1, and there is something to train and to train on."""
+    """Counts and degrees are at least 1, there is something to train and to train on, and no more of it than a cluster
+    file may say."""
     job, model, schedule = plan.job, plan.model, plan.schedule
     counts = {"micro_batch": plan.micro_batch, "job.global_batch": job.global_batch, "job.seq_len": job.seq_len}
     counts |= {
@@ -77,6 +79,15 @@ def _sizes(plan: Plan) -> Iterator[Problem]:
     for path, count in counts.items():
         if count < 1:
             yield Problem(path, f"is {count}", "must be at least 1")
+    for index, pool in enumerate(plan.cluster.pools):
+        for name, size, most in (
+            ("nodes", pool.nodes, MOST_NODES),
+            ("gpus_per_node", pool.gpus_per_node, MOST_GPUS_PER_NODE),
+        ):
+            if size > most:
+                yield Problem(
+                    f"cluster.pools[{index}].{name}", f"is {size}, more than a cluster may have", f"at most {most}"
+                )
 
 
 def _batch(plan: Plan) -> Iterator[Problem]:
