@@ -177,3 +177,8 @@ def test_version() -> None:
     assert run(["--version"]).out.startswith("shardwright 0.")
     versions = answered(["--version", "--json"])
     assert versions["packages"]["numpy"] and set(versions) >= {"shardwright", "commit", "python", "platform"}
+
+
+def test_a_price_that_nobody_lists_is_said_to_be_none() -> None:
+    done = run(["prices", "--gpu", "RTX3090", "--region", "us-east-1"])
+    assert done.code == 0 and "no such price" in done.err and "--prices FILE" in done.err

@@ -176,6 +176,18 @@ def test_what_is_no_calibration_is_refused(plans: tuple[Plan, ...]) -> None:
         calibrate([measured(plans[0], 3.1)], base)
 
 
+@pytest.mark.parametrize("mfu", [0.5, 0.7, 0.79, 0.95])
+def test_a_run_nearer_to_the_peak_than_any_is_not_what_its_plan_says(plans: tuple[Plan, ...], mfu: float) -> None:
+    """76 % is a quarter above the record of Hopper in bf16."""
+    for plan in plans:
+        run = measured(plan, costed(plan).mfu / mfu)
+        if mfu < 0.75:
+            assert calibrate([run], default_efficiency()).runs
+        else:
+            with pytest.raises(SpecError, match=f"MFU of {mfu:.0%}|times the .* predicted"):
+                calibrate([run], default_efficiency())
+
+
 def test_more_than_fifty_configurations_are_refused(plans: tuple[Plan, ...]) -> None:
     job = plans[0].job
     many = [measured(replace(plans[0], job=replace(job, seq_len=job.seq_len - 8 * step)), 1.1) for step in range(51)]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from shardwright.cli import options
-from shardwright.cli.output import progress, screen_width, write, write_json
+from shardwright.cli.output import note, progress, screen_width, write, write_json
 from shardwright.commands import option
 
 
@@ -37,6 +37,8 @@ def prices(
     if refresh:
         _refresh()
     rows = table_prices(gpu=gpu, provider=provider, region=region)
+    if not rows:
+        note("the table has no such price; `plan --prices FILE` and `shop --prices FILE` take your own")
     if json:
         write_json([asdict(row) for row in rows])
     else:

@@ -11,6 +11,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.cost.site.calibration import MOST_RUNS, NOISE, SiteCalibration, SiteRun
 from shardwright.cost.site.setting import setting_of
+from shardwright.cost.trust.evidence import ceiling
 from shardwright.errors import Problem, bad, reject
 from shardwright.plans.plan import Plan
 from shardwright.records import record
@@ -43,7 +44,7 @@ def calibrate(
     count once, by their median. `anonymous` leaves the names of models out.
 
     Raises SpecError without a run, with more than 50 configurations, and for runs that stall or are so far from their
-    prediction that they cannot be what their plan says.
+    prediction, or so near to the peak of their GPUs, that they cannot be what their plan says.
     """
     if not runs:
         raise bad("runs", "are missing", "give at least one run: its log with the plan or launch that it ran")
@@ -64,13 +65,16 @@ def calibrate(
 def _row(run: Measured, efficiency: Efficiency, problems: list[Problem]) -> SiteRun:
     prediction = predict(run.plan, efficiency)
     setting, predicted = setting_of(run.plan, prediction.time), prediction.iteration_seconds
+    mfu, most = prediction.mfu * predicted / run.seconds, _highest_mfu(run.plan)
+    hint = "check that this plan is what ran, and its batch; a stalled run is none to calibrate on"
     if run.bad_share > MOST_BAD:
         message = f"{run.bad_share:.0%} of its steps stall or straggle: it says nothing of a healthy run"
         problems.append(Problem(run.name, message, "mend what slows it (`shardwright diagnose`), or give another run"))
     elif not 1.0 / FARTHEST < run.seconds / predicted < FARTHEST:
         message = f"took {run.seconds:.3g} s, {run.seconds / predicted:.2g} times the {predicted:.3g} s predicted"
-        message += ": no healthy site differs so much"
-        hint = "check that this plan is what ran, and its batch; a stalled run is none to calibrate on"
+        problems.append(Problem(run.name, f"{message}: no healthy site differs so much", hint))
+    elif mfu > most:
+        message = f"took {run.seconds:.3g} s, an MFU of {mfu:.0%}: {most:.0%} is more than any published run comes near"
         problems.append(Problem(run.name, message, hint))
     return SiteRun(
         setting=setting,
@@ -79,6 +83,11 @@ def _row(run: Measured, efficiency: Efficiency, problems: list[Problem]) -> Site
         spread=max(run.spread, NOISE),
         model=run.plan.model.name,
     )
+
+
+def _highest_mfu(plan: Plan) -> float:
+    used = [pool.gpu for pool in plan.cluster.pools if plan.gpus_by_type[pool.gpu.name]]
+    return max(ceiling(gpu.architecture, plan.job.precision) for gpu in used)
 
 
 def _joined(twins: Sequence[SiteRun]) -> SiteRun:

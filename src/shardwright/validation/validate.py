@@ -53,6 +53,9 @@ def validate(
     else:
         name, ran = str(runs) if isinstance(runs, Path | str) else f"{len(runs)} runs", _read(runs)
     failing = () if failed is None else _read(failed)
+    there = {run.kind for run in (*ran, *failing)}
+    if missing := sorted(set(kinds) - there):
+        raise bad(f"kind {missing[0]}", "is that of no run", suggestion(missing[0], there))
     if rows:
         known = {run.row_id for run in (*ran, *failing)}
         if missing := sorted(set(rows) - known):

@@ -255,11 +255,12 @@ def _record(setting: Conditions, runs: Published) -> MfuRecord | None:
 @lru_cache(maxsize=256)
 def ceiling(architecture: str, precision: str) -> float:
     """Return the MFU that no run will exceed: `GAIN` times the highest that was published in a precision on an
-    architecture, or on any where few are; 1 at most."""
+    architecture, or on any where few are, or all of one source, whose network or models may bound them; 1 at most."""
     runs = published()
     alike = runs.names[:, NAMES.index("precision")] == precision
     here = alike & (runs.names[:, NAMES.index("architecture")] == architecture)
-    chosen = here if here.sum() >= MANY_RUNS else alike
+    several = len(set(runs.source[here])) > 1
+    chosen = here if several and here.sum() >= MANY_RUNS else alike
     return min(GAIN * float(runs.mfu[chosen].max()), 1.0) if chosen.sum() >= MANY_RUNS else 1.0
 
 
