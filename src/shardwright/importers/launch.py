@@ -111,21 +111,31 @@ def plan_from_launch(
     LLM Foundry and torchtune; recipes of NeMo 2 and Megatron-Bridge; torchtitan's TOML and Python. `arguments` and
     `environment` are those of a script; for a Python file the first argument names the function, further ones
     (`model.x=1`) override fields, as for YAML. `preference` is the loss of a script that does not say it by its name
-    (`parse_preference`). Nothing is executed. Raises SpecError with every reason why no plan can
-    be read.
+    (`parse_preference`). Nothing is executed. Raises SpecError with every reason why no plan can be read, and for a
+    `seq_len` other than the launch's own.
     """
     if seq_len is not None and seq_len < 1:
         raise bad("`seq_len=`", f"must be more than zero, got {seq_len}", "give the tokens of a sample")
-    text, ending = read_text(path), path.suffix.casefold()
+    text = read_text(path)
     asked = None if preference is None else parse_preference(preference)
     question = _asked(text, path, cluster, model, seq_len, asked)
+    reading = _reading(text, path.suffix.casefold(), question, arguments, environment or {})
+    length = reading.plan.job.seq_len
+    if seq_len is not None and length != seq_len:
+        raise bad("`seq_len=`", f"is {seq_len}, but the launch says {length}", "leave it out, or mend the launch")
+    return reading
+
+
+def _reading(
+    text: str, ending: str, question: Question, arguments: tuple[str, ...], environment: Mapping[str, str]
+) -> Reading:
     with sought(text, question.name):
         task = _task(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
             return of_configuration(text, ending, arguments, question)
         lines, variables, beside = task or (text, {}, {})
-        around = {**variables, **(environment or {})}
-        script = read_script(lines, question.name, arguments=arguments, environment=around, folder=path.parent)
+        around = {**variables, **environment}
+        script = read_script(lines, question.name, arguments=arguments, environment=around, folder=question.folder)
         if task is not None and _alone_under_ray(text, script):
             message = "starts a program of Python, which itself asks Ray for its workers"
             raise bad(question.name, message, "give what a worker runs, or describe the plan in a plan file")
@@ -257,7 +267,7 @@ def _of_plan_file(file: str, question: Question) -> Reading:
         raise bad(question.name, message, "put the plan file beside the script, or evaluate it itself")
     text = question.files.get(file)
     plan = load_plan(path) if text is None else from_document(parse_json(text, file), file)
-    return Reading(plan, (*question.notes, f"the plan is that of {shown(file)}"), ())
+    return Reading(plan, (*question.notes, f"the plan is that of {shown(file)}, and so are its machines"), ())
 
 
 def _bridge_recipe(launch: Launch, question: Question) -> str | None:
