@@ -7,8 +7,10 @@ import difflib
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.cli.running import answered
 from tests.docs.output import (
     PAGES,
     ROOT,
@@ -53,6 +55,34 @@ def same(path: Path, block: Block, output: str) -> None:
 )
 def test_outputs_are_those_of_the_commands(path, block: Block) -> None:
     same(path, block, printed(block.arguments))
+
+
+@pytest.mark.nightly
+def test_the_text_beside_the_demo_has_its_figures() -> None:
+    words = ["--model", "llama-3.1-70b", "--cluster", "8x8xH100-SXM+16x8xA100-SXM-80", "--global-batch", "512"]
+    found = answered(["plan", *words, "--seq-len", "8192", "--exportable-to", "megatron", "--json"])
+    best = found["plans"][0]["prediction"]["iteration_seconds"]
+    rules = {row["rule"]: row["iteration_seconds"] for row in found["baselines"]}
+    uniform = next(seconds for rule, seconds in rules.items() if rule.startswith("one uniform plan over all machines"))
+    alone = rules["the best plan on the H100-SXM alone"]
+    readme, how = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("README.md", "docs/how-to.md")
+    )
+    assert f"{uniform / best:.2f}× as fast as Megatron-LM's uniform plan" in readme
+    assert f"{alone / best:.2f}× as fast as the H100s alone" in readme
+    assert f"here {best:.1f} s an iteration" in how
+    assert f"takes {uniform:.1f} s, the H100s alone {alone:.1f} s" in how
+
+
+def test_the_notebook_prints_the_table_of_the_walk() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    there: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        exec(code, there)
+    best, (first, *_) = there["ranking"].best, there["ranking"].plans
+    assert float(shown.getvalue()) == best.iteration_seconds == first.iteration_seconds
+    assert str(there["ranking"]) in (ROOT / "docs/first-hour.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_shows_a_command_and_its_output_for_each_task() -> None:
