@@ -224,7 +224,7 @@ def train(
             raise bad(f"--{name} {stated[name]}", f"the checkpoint was written with {before[name]}", "leave it out")
     settings = {**USUAL, **before, **{name: value for name, value in stated.items() if value is not None}}
     synthesized, losses = load(step), list[float]()
-    told, fingerprint = _task(synthesized, task, data, settings)
+    training, fingerprint = _task(synthesized, task, data, settings)
     if fingerprint is not None and before.get("data", fingerprint) != fingerprint:
         message = "are other tokens, or in other parts, than those that the checkpoint was written with"
         raise bad(f"--data {' '.join(data)}", message, "give the same files and weights")
@@ -236,7 +236,7 @@ def train(
 
     memory = run.train(
         synthesized,
-        told,
+        training,
         steps=steps,
         device=device,
         seed=settings["seed"],
