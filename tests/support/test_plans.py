@@ -177,12 +177,23 @@ def test_a_model_that_no_trainer_runs_has_no_plan() -> None:
     }
 
 
-@pytest.mark.parametrize(("name", "as_program"), [("llama-3.2-1b", True), ("qwen2.5-vl-3b", False)])
-def test_spmd_is_named_only_where_it_has_a_program(name: str, as_program: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "asked", "as_program"),
+    [
+        ("llama-3.2-1b", {"optimizer": "muon"}, True),
+        ("llama-3.2-1b", {"optimizer": "muon", "precision": "fp32"}, True),
+        ("llama-3.2-1b", {"optimizer": "muon", "precision": "fp16"}, False),
+        ("llama-3.2-1b", {"precision": "fp8"}, False),
+        ("llama-3.2-1b", {"optimizer": "muon", "adapter": "lora:8"}, False),
+        ("qwen2.5-vl-3b", {"optimizer": "muon"}, False),
+    ],
+)
+def test_spmd_is_named_only_where_it_has_a_program(name: str, asked: dict[str, str], as_program: bool) -> None:
+    """The matrix has bf16 and fp32 of it, and its programs train all weights."""
     model = replace(shardwright.load_model(name), particular="a layer of its own")
-    job = shardwright.make_job(global_batch=32, seq_len=2048, precision="fp8")
+    job = shardwright.make_job(global_batch=32, seq_len=2048, **asked)
     ranking = shardwright.plan(model, shardwright.load_cluster(EIGHT), job)
     assert ranking.infeasible is not None and isinstance(ranking.infeasible.reason, NoTrainer)
     assert ("`shardwright spmd` can" in in_words(ranking.infeasible.reason)) == as_program
     spmd = run(["support", "--model", name]).out.splitlines()[-1]
-    assert spmd.startswith("  spmd") and spmd.endswith("runs it") == as_program
+    assert spmd.startswith("  spmd") and spmd.endswith("runs it") == (name == "llama-3.2-1b")

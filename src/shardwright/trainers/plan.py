@@ -22,7 +22,7 @@ from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import Calibrated, anchored
 from shardwright.errors import SpecError, bad, reject, suggestion
 from shardwright.exporters.support.matrix import limits_in_rules
-from shardwright.exporters.support.refusals import traced
+from shardwright.exporters.support.refusals import runs_as_program
 from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.check import check, position_problems
 from shardwright.plans.findings import BlockRecomputation, Change, NoTrainer, Remedy, TooLittleMemory
@@ -178,7 +178,7 @@ def plan(
         frameworks=wanted,
         lacks=tuple(item for lacking in lacks.values() for item in lacking.items()),
         able=would,
-        as_program=traced(model),
+        as_program=runs_as_program(model, job),
     )
     if free or exportable_to is not None or ANY in frameworks or len(wanted) > 1:
         return Ranking(plans=(), baselines=(), search=NOT_SEARCHED, infeasible=NoPlan(reason=nobody, remedies=()))
@@ -202,7 +202,7 @@ def plan_in_framework(question: Question) -> Ranking:
         frameworks=(framework,),
         lacks=tuple(lacks.items()),
         able=_others(question),
-        as_program=traced(question.model),
+        as_program=runs_as_program(question.model, question.job),
     )
     return replace(ranking, no_trainer=nobody)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwright.exporters.nearest import SEARCHES, narrowed
 from shardwright.exporters.support.matrix import limits_in_rules
-from shardwright.exporters.support.refusals import traced
+from shardwright.exporters.support.refusals import runs_as_program
 from shardwright.plans.findings import NoTrainer
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import keeping, nothing, require_shopping
@@ -48,7 +48,7 @@ def shop(model: Model, offers: Offers, job: Job, *, space: Space | None = None, 
         frameworks=tuple(lacks),
         lacks=tuple((name, why or NO_PLAN_OF_THESE) for by in lacks.values() for name, why in by.items()),
         able=tuple(name for name in others if name not in lacks and not all(question.lacks(name).values())),
-        as_program=traced(model),
+        as_program=runs_as_program(model, job),
     )
     return nothing(offers, job, nobody)
 

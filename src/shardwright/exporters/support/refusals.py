@@ -15,6 +15,7 @@ from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.search.rules.evaluation import Column
 from shardwright.search.rules.filters import number, strategy_columns
+from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 SETTING = "--set "
@@ -51,9 +52,12 @@ def layer_refusals(model: Model, target: str) -> Iterator[Problem]:
             yield Problem(trait.path, trait.words, lacking[trait.name].remedy)
 
 
-def traced(model: Model) -> bool:
-    """Return whether `shardwright spmd` has a program for such layers."""
-    return not any(layer_refusals(model, "spmd"))
+def runs_as_program(model: Model, job: Job) -> bool:
+    """Return whether `shardwright spmd` has a program for such layers, and trains it in the precision of a job, all
+    weights of it."""
+    precision = fact("spmd", "precision", job.precision)
+    able = precision is not None and precision.runs == "yes" and job.adapter is None
+    return able and not any(layer_refusals(model, "spmd"))
 
 
 def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
