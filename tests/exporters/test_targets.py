@@ -21,11 +21,14 @@ from tests.targets.plans import machine_plan, torchtitan_plans, trainer_plans
 
 import shardwright
 from shardwright import Plan, SpecError
+from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.targets import TARGETS
 from shardwright.exporters.torchtitan.config import unsupported as titan_problems
 from shardwright.plans.document import dumps
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.catalog.gpus import gpus
+from shardwright.spec.read.presets import preset_model
+from shardwright.trainers.runs import model_refusals
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -170,6 +173,17 @@ def test_mxfp8_is_written_for_gpus_on_which_torchtitan_has_it(gpu: str) -> None:
     asked = replace(plan, job=job, cluster=replace(plan.cluster, pools=(replace(pool, gpu=alike),)))
     runs = known.vendor == "nvidia" and float(known.compute_capability) >= 10.0
     assert ("job.fp8_recipe" not in {problem.path for problem in titan_problems(asked)}) is runs
+
+
+@pytest.mark.parametrize("gpu", [name for name, known in gpus().items() if known.vendor != "nvidia"])
+@pytest.mark.parametrize("trainer", ["megatron", "bridge", "torchtitan", "accelerate", "deepspeed", "train"])
+def test_trainers_of_cuda_are_for_gpus_that_have_it(trainer: str, gpu: str) -> None:
+    """Or ROCm's form of it. transformers has the others, too (accelerate/utils/imports.py: `is_hpu_available`)."""
+    framework = "train" if trainer == "train" else trainers()[trainer].framework
+    job = shardwright.make_job(global_batch=8, seq_len=512, framework=framework)
+    refused = model_refusals(trainer, preset_model("llama-3.2-1b"), shardwright.load_cluster(f"1x8x{gpu}"), job)
+    able = gpus()[gpu].vendor == "amd" or trainer in ("accelerate", "deepspeed")
+    assert (not refused) is able and all("CUDA" in problem.message for problem in refused)
 
 
 @pytest.mark.parametrize("target", ["bridge", "torchtitan", "deepspeed"])

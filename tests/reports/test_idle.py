@@ -55,3 +55,12 @@ def test_room_for_a_better_plan_is_not_that_of_the_plan_passed_over() -> None:
 def test_nothing_is_said_where_all_gpus_work() -> None:
     ranking = planned("A100-SXM-80")
     assert idle_words(ranking.best) == idle_sentence(ranking) == ""
+
+
+def test_gpus_on_which_the_framework_runs_nothing_are_said_to_be_idle() -> None:
+    """Megatron-LM is written for CUDA, however many Gaudis there are, and DeepEP for NVIDIA's GPUs."""
+    nodes = [{"count": count, "gpu": gpu, "gpus": 8} for count, gpu in ((8, "Gaudi3"), (1, "H100-SXM"))]
+    job = make_job(global_batch=64, seq_len=2048, framework="megatron")
+    ranking = plan(load_model("llama-3.2-1b"), build_cluster({"nodes": nodes}, "c"), job, efficiency=Analytic())
+    assert set(ranking.best.gpus_by_type) == {"H100-SXM"}
+    assert idle_sentence(ranking) == "64 Gaudi3, on which megatron does not run this job: left idle."

@@ -17,6 +17,7 @@ RECIPE_CAPABILITY = {
     (MEGATRON, "blockwise"): (9.0, 10.0, "9.x"),
     ("torchtitan", "mxfp8"): (10.0, inf, "10.0 or more"),
 }
+OF_CUDA = {MEGATRON: "Megatron-LM", "torchtitan": "torchtitan", OWN: "`train`"}  # written for it, and ROCm's form of it
 ELSEWHERE = {MEGATRON: "delayed or tensorwise", "torchtitan": "tensorwise"}  # what runs on all GPUs that compute in fp8
 FLASH_CAPABILITY = 8.0  # Ampere: FlashAttention-2's requirement (github.com/Dao-AILab/flash-attention, README)
 
@@ -39,10 +40,14 @@ def tensor_parallel_overlaps(pool: NodePool, job: Job) -> bool:
 
 
 def job_problems(gpu: Gpu, job: Job) -> Iterator[Problem]:
-    """Yield what of a job the trainers of its framework cannot run on a GPU, whatever the plan: recipes of Transformer
-    Engine (transformer_engine/pytorch/fp8.py 48-72 of 2.8.0), those of torchtitan, which asks for CUDA
-    (torchtitan/components/quantization/mx.py 70 of 0.3.0), and DeepEP (fused_a2a.py of Megatron-LM core_v0.19.2 and the
-    README of DeepEP)."""
+    """Yield what of a job the trainers of its framework cannot run on a GPU, whatever the plan.
+
+    That is all of it where they are written for CUDA; recipes of Transformer Engine (transformer_engine/pytorch/fp8.py
+    48-72 of 2.8.0) and of torchtitan (torchtitan/components/quantization/mx.py 70 of 0.3.0); and DeepEP (fused_a2a.py
+    of Megatron-LM core_v0.19.2 and the README of DeepEP)."""
+    if gpu.vendor == "intel" and job.framework in OF_CUDA:
+        message = f"{gpu.name} has neither CUDA nor ROCm, which {OF_CUDA[job.framework]} is written for"
+        yield Problem("cluster", message, "--framework fsdp, or deepspeed")
     needed = RECIPE_CAPABILITY.get((job.framework, job.fp8_recipe or ""))
     judged = gpu.vendor == "nvidia" or (job.framework != MEGATRON and gpu.vendor != "custom")
     if needed is not None and judged:

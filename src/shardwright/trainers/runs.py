@@ -60,11 +60,11 @@ def _runners(plan: Plan) -> Iterator[str]:
 
 
 def model_refusals(trainer: str, model: Model, cluster: Cluster, job: Job) -> tuple[Problem, ...]:
-    """Return why a trainer runs no plan for a model and a job whatsoever, as far as that hangs on these two; nothing
-    where it runs some."""
+    """Return why a trainer runs no plan for a model and a job whatsoever, as far as that hangs on these two and on what
+    GPUs there are; nothing where it runs some."""
     fused = job.framework == OWN
     plans = [one_gpu_replicas(model, cluster, job, pool.gpu.name, flash_attention=fused) for pool in cluster.pools]
-    refused = [tuple(_of_the_model(limits_of_trainer(trainer)(plan))) for plan in plans]
+    refused = [tuple(_of_the_question(limits_of_trainer(trainer)(plan))) for plan in plans]
     return min(refused, key=len)
 
 
@@ -76,8 +76,8 @@ def what_lacks(job: Job, model: Model, cluster: Cluster, names: Sequence[str] | 
     return {name: problems[0].wrong if problems else "" for name, problems in refused.items()}
 
 
-def _of_the_model(problems: Iterable[Problem]) -> Iterable[Problem]:
-    return (problem for problem in problems if problem.path.split(".")[0] in ("model", "job"))
+def _of_the_question(problems: Iterable[Problem]) -> Iterable[Problem]:
+    return (problem for problem in problems if problem.path.split(".")[0] in ("model", "job", "cluster"))
 
 
 def one_gpu_replicas(

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from shardwright.cost.compute.efficiency import computes
+from shardwright.plans.abilities import job_problems
 from shardwright.plans.findings import MixedPlans, SeveralMakers
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 from shardwright.plans.ranking import Ranking, SearchReport
 from shardwright.reports.text import strategy
 from shardwright.reports.words import in_words
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.job import Job
 from shardwright.units import clock, counted, format_dollars
 
 WIDE = 0.05  # gap that leaves room for another plan worth having
@@ -34,19 +37,25 @@ def idle(plan: Plan) -> Counter[str]:
 
 def idle_words(plan: Plan) -> str:
     """Return the GPUs that a plan leaves idle; nothing if it uses all."""
-    able = {pool.gpu.name for pool in plan.cluster.pools if computes(pool.gpu, plan.job.precision)}
-    unable = f", which cannot compute in {plan.job.precision}"
-    return "; ".join(f"{count} {name}{'' if name in able else unable}" for name, count in idle(plan).items())
+    unable = {pool.gpu.name: _unable(pool.gpu, plan.job) for pool in plan.cluster.pools}
+    return "; ".join(f"{count} {name}{unable[name]}" for name, count in idle(plan).items())
+
+
+def _unable(gpu: Gpu, job: Job) -> str:
+    """Return why no plan for a job has a GPU, nothing where some might."""
+    if not computes(gpu, job.precision):
+        return f", which cannot compute in {job.precision}"
+    return f", on which {job.framework} does not run this job" if any(job_problems(gpu, job)) else ""
 
 
 def idle_sentence(ranking: Ranking) -> str:
     """Return why the best plan leaves GPUs idle, nothing if it uses all: whether plans with them were looked at, and
     how much better one could be."""
     best = ranking.best
-    words = idle_words(best)
+    words, left = idle_words(best), idle(best)
     if not words:
         return ""
-    able = any(computes(pool.gpu, best.job.precision) for pool in best.cluster.pools if pool.gpu.name in idle(best))
+    able = any(not _unable(pool.gpu, best.job) for pool in best.cluster.pools if pool.gpu.name in left)
     return f"{words}: left idle" + (f", as {_why_idle(ranking)}" if able else "") + "."
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from shardwright.errors import Problem
+from shardwright.plans.abilities import job_problems
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainable import (
     FOR_TRL,
@@ -15,6 +17,7 @@ from shardwright.plans.trainable import (
     untrainable_stages,
 )
 from shardwright.plans.trainer_options import OWN_FP8_RECIPE, OWN_FP8_RECIPES
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.options import said
 
 OWN_OPTIONS = {"grad_reduce": "fp32", "dispatcher": "alltoall"}  # as it runs every plan
@@ -23,6 +26,7 @@ OWN_OPTIONS = {"grad_reduce": "fp32", "dispatcher": "alltoall"}  # as it runs ev
 def unrunnable(plan: Plan) -> tuple[Problem, ...]:
     """Return why a legal plan cannot be run, nothing if it can. Paths are those of the plan file."""
     rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
+        _hardware,
         lambda plan: untrainable_model(plan.model),
         lambda plan: untrainable_adapters(plan.model, plan.job),
         untrainable_parts,
@@ -32,6 +36,12 @@ def unrunnable(plan: Plan) -> tuple[Problem, ...]:
         untrainable_stages,
     )
     return tuple(problem for rule in rules for problem in rule(plan))
+
+
+def _hardware(plan: Plan) -> Iterator[Problem]:
+    job = replace(plan.job, framework=OWN)
+    for name in plan.gpus_by_type:
+        yield from job_problems(plan.cluster.pool_of[name].gpu, job)
 
 
 def _optimizer(plan: Plan) -> Iterator[Problem]:
