@@ -186,7 +186,8 @@ def question(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 
 def test_what_mends_a_plan_is_run_by_a_trainer_that_runs_the_plan(question: list[str]) -> None:
-    reading = read_launch(Path(question[1]), (), LaunchOptions(cluster=question[3], seq_len=2048))
+    length = int(question[5]) if "--seq-len" in question else None
+    reading = read_launch(Path(question[1]), (), LaunchOptions(cluster=question[3], seq_len=length))
     case = read_case(reading.plan, [], 3600.0, None, default_efficiency())
     able = runners(case.plan)
     mended = [finding.plan for finding in findings(case) if finding.plan is not None]
