@@ -68,7 +68,8 @@ def _task(
     optimizer = "adam" if way.offload else "adam8bit"
     job = make_job(global_batch=3 * gpus, seq_len=1536, framework="fsdp", precision=precision, optimizer=optimizer)
     job = replace(job, options=options, preference=preference)
-    return Task(model=load_model(name), source=name, job=job, way=way, samples=3)
+    flash = precision == "bf16"  # or the attention of PyTorch, which is fused too
+    return Task(model=load_model(name), source=name, job=job, way=way, samples=3, flash_attention=flash)
 
 
 def expected(trainer: str, task: Task) -> Job:
