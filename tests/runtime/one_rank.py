@@ -24,9 +24,11 @@ from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.model.products import PLAIN
+from shardwright.runtime.model.scans import SELECTIVE_CHUNK
 from shardwright.runtime.state.buckets import matrix_of
 from shardwright.spec.job import Job, Precision
 from shardwright.spec.layer import Mlp, Moe
+from shardwright.spec.mixers import GatedDelta, Mamba, Mixer
 from shardwright.spec.model import Model
 
 LENGTH, TOP_K = 1024, 2
@@ -48,6 +50,7 @@ class Setting:
     ep: int = 1
     etp: int = 1
     batch: int = 1
+    length: int = LENGTH
     recompute: str = "none"
     precision: Precision = "bf16"
 
@@ -65,7 +68,7 @@ def pretended(how: Setting) -> Iterator[None]:
 @contextmanager
 def evenly(how: Setting) -> Iterator[None]:
     """Say, where the host reads how many rows go where, that all ranks get alike: a fake tensor has no values."""
-    rows = how.batch * LENGTH // how.cp // (how.tp if how.etp < how.tp else 1) * TOP_K
+    rows = how.batch * how.length // how.cp // (how.tp if how.etp < how.tp else 1) * TOP_K
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeTensor, "tolist", lambda _: [[rows // how.ep] * how.ep] * 2)
         yield
@@ -74,7 +77,7 @@ def evenly(how: Setting) -> Iterator[None]:
 def chunk_of(model: Model, how: Setting) -> Chunk:
     """Return two layers of a model on rank 0."""
     group: Any = dist.group.WORLD
-    positions = positions_of(0, how.cp, LENGTH)
+    positions = positions_of(0, how.cp, how.length)
     return Chunk(
         units=(1, 2), weights=weights_of(model, how), model=model, details=Details(),
         tensor=TensorGroup(size=how.tp, group=group, sequence=how.sequence and how.tp > 1),
@@ -88,7 +91,7 @@ def chunk_of(model: Model, how: Setting) -> Chunk:
 
 def input_of(model: Model, how: Setting) -> torch.Tensor:
     """Return what comes into the layers, of this rank's positions."""
-    length = LENGTH // how.cp // (how.tp if how.sequence else 1)
+    length = how.length // how.cp // (how.tp if how.sequence else 1)
     return torch.empty(how.batch, length, model.hidden, requires_grad=True)
 
 
@@ -111,7 +114,13 @@ def shard_of(how: Setting) -> tuple[Shard, Job]:
     column = {"tp": how.tp, "cp": how.cp, "ep": how.ep, "etp": how.etp, "micro_batch": how.batch}
     switches = {"sequence_parallel": how.sequence, "flash": True, "overlap_tp": False}
     shard = Shard(**{name: np.array([value]) for name, value in (column | switches).items()})
-    return shard, Job(global_batch=8, seq_len=LENGTH, precision=how.precision, framework="train")
+    return shard, Job(global_batch=8, seq_len=how.length, precision=how.precision, framework="train")
+
+
+def length_for(mixer: Mixer | None) -> int:
+    """Return of how many positions two layers are with a mixer: of four chunks, where a scan has many operators for each
+    64 positions."""
+    return 4 * SELECTIVE_CHUNK if isinstance(mixer, (Mamba, GatedDelta)) else LENGTH
 
 
 def wide(family: str, heads: int, kv_heads: int, moe: Moe | None = None) -> Model:

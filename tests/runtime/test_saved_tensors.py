@@ -20,6 +20,7 @@ from tests.runtime.one_rank import (
     chunk_of,
     evenly,
     input_of,
+    length_for,
     pretended,
     shard_of,
     wide,
@@ -202,7 +203,8 @@ def test_mixers_keep_what_is_priced(name: str, as_on_a_gpu: None) -> None:
     model = wide("llama", 32, 8)
     layer = replace(model.layers[0], attention=None, mlp=None, mixer=MIXERS[name], norms=1)
     model = replace(model, layers=(layer, layer))
-    for how in [Setting(tp=tp, sequence=on, batch=2) for tp, on in (*SPLITS[:3], *SPLITS[-2:])]:
+    length = length_for(MIXERS[name])
+    for how in [Setting(tp=tp, sequence=on, batch=2, length=length) for tp, on in (*SPLITS[:3], *SPLITS[-2:])]:
         assert sum(size for size, _ in kept(model, how)) == pytest.approx(priced(model, how), rel=0.03), how
 
 
@@ -217,8 +219,10 @@ def test_attention_and_a_mixer_side_by_side_keep_what_is_priced(as_on_a_gpu: Non
 
 @pytest.mark.parametrize("model", sharing(), ids=["a block alone", "with what is of low rank"])
 def test_blocks_that_layers_share_keep_what_is_priced(model: Model, as_on_a_gpu: None) -> None:
-    require_priced(model, [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS])
-    require_priced(model, [Setting(tp=2, sequence=True, recompute=again) for again in ("selective", "uniform")])
+    length = length_for(model.layers[0].mixer)
+    require_priced(model, [Setting(tp=tp, sequence=on, batch=2, length=length) for tp, on in SPLITS])
+    again = [Setting(tp=2, sequence=True, length=length, recompute=how) for how in ("selective", "uniform")]
+    require_priced(model, again)
 
 
 @pytest.mark.parametrize(("tp", "on"), SPLITS[:3])

@@ -84,18 +84,23 @@ def _mamba(
 
 
 def _scan_by_head(weights: Weights, mixer: Mamba, value: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Return the same where each head has time steps, keys and queries of its own channels."""
+    """Return the same where each head has time steps, keys and queries of its own channels: heads are scanned side by
+    side, as samples are."""
+    batch, positions, channels = value.shape
     small, width = mixer.rank + 2 * mixer.state, mixer.inner // (mixer.heads or 1)
-    heads, outputs = value.shape[-1] // width, []
+    heads = channels // width
     low = weights["low.weight"].view(heads, small, width)
-    step_weight, shift = weights["step.weight"].view(heads, width, mixer.rank), weights["step.bias"].view(heads, width)
-    decay = -weights["decay.weight"].float().exp().view(heads, width, mixer.state)
-    for head, part in enumerate(torch.split(value, width, dim=-1)):
-        sizes = [mixer.rank, mixer.state, mixer.state]
-        step, key, query = torch.split(functional.linear(part, low[head]), sizes, dim=-1)
-        length = functional.softplus(functional.linear(step, step_weight[head], shift[head]).float())
-        outputs.append(selective_scan(part.float(), length, decay[head], key.float(), query.float()))
-    out = torch.cat(outputs, dim=-1) + weights["skip.weight"].float() * value.float()
+    step_weight = weights["step.weight"].view(heads, width, mixer.rank)
+    shift = weights["step.bias"].view(heads, 1, width)
+    decay = -weights["decay.weight"].float().exp().view(heads, 1, width, mixer.state)
+    part = value.reshape(-1, heads, width).transpose(0, 1)  # [heads, samples and positions, width]
+    step, key, query = torch.split(torch.bmm(part, low.mT), [mixer.rank, mixer.state, mixer.state], dim=-1)
+    length = functional.softplus(torch.baddbmm(shift, step, step_weight.mT).float())
+    given = (item.float().reshape(heads * batch, positions, -1) for item in (part, length, key, query))
+    wide, length, key, query = given
+    out = selective_scan(wide, length, decay.repeat_interleave(batch, dim=0), key, query)
+    out = out.view(heads, batch, positions, width).permute(1, 2, 0, 3).reshape(value.shape)
+    out = out + weights["skip.weight"].float() * value.float()
     return (out * functional.silu(gate.float())).to(gate.dtype)
 
 

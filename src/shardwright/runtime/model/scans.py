@@ -116,12 +116,13 @@ def selective_scan(
 ) -> torch.Tensor:
     """Return the outputs [batch, positions, channels] of a selective state space (arXiv 2312.00752 §3): with the state
     s = exp(step decay) s' + step value key of each channel, query^T s. Values and steps are [batch, positions,
-    channels], `decay` [channels, state] is below 0, keys and queries are [batch, positions, state].
+    channels], `decay` [channels, state], or with that of each sample [batch, 1, channels, state], is below 0, keys and
+    queries are [batch, positions, state].
 
     The backward pass computes the states of a chunk again of the one before it: those of all positions at once would be
     as many numbers as the inputs, times their size.
     """
-    state, outputs = value.new_zeros((*value[:, 0].shape, decay.shape[1])), []
+    state, outputs = value.new_zeros((*value[:, 0].shape, decay.shape[-1])), []
     for start in range(0, value.shape[1], SELECTIVE_CHUNK):
         parts = [part[:, start : start + SELECTIVE_CHUNK] for part in (value, step, key, query)]
         result: Any = checkpoint(_selected, state, decay, *parts, use_reentrant=False, preserve_rng_state=False)
