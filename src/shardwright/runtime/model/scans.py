@@ -1,5 +1,5 @@
-"""Recurrences over the positions of a sequence, chunk by chunk: within a chunk by products of matrices or by doubling,
-from chunk to chunk by their states. In the precision of their inputs."""
+"""Recurrences over the positions of a sequence, chunk by chunk: within a chunk by products of matrices or position by
+position in stretches side by side, from chunk to chunk by their states. In the precision of their inputs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shardwright.spec.mixers import DELTA_CHUNK
 
 DELTA_PART = 16  # positions of a chunk whose decays of every channel are there at a time (fla: ops/kda/chunk_intra.py)
 SELECTIVE_CHUNK = 64  # positions whose states are there at a time, each of channels times state
+SELECTIVE_STRETCH = 8  # positions of a chunk that are gone through one by one: as many as there are stretches of them
 
 
 def state_space_scan(
@@ -139,13 +140,23 @@ def _selected(
     key: torch.Tensor,
     query: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs of a chunk, and its last state: each round joins what twice as many positions add."""
-    through = (step[..., None] * decay).exp()  # [batch, positions, channels, state]
-    states = (step * value)[..., None] * key[:, :, None]
-    states = torch.cat([states[:, :1] + through[:, :1] * state[:, None], states[:, 1:]], dim=1)
-    reach = 1
-    while reach < states.shape[1]:
-        states = torch.cat([states[:, :reach], states[:, reach:] + through[:, reach:] * states[:, :-reach]], dim=1)
-        through = torch.cat([through[:, :reach], through[:, reach:] * through[:, :-reach]], dim=1)
-        reach *= 2
-    return torch.einsum("bpcn,bpn->bpc", states, query), states[:, -1]
+    """Return the outputs of a chunk, and its last state: stretches of positions side by side, each from zero on, then
+    by their last states one after another. Positions that fill the last stretch take no time, and leave the state."""
+    positions = value.shape[1]
+    value, step, key, query = (  # [batch, stretches, positions of one, …]
+        _in_chunks(functional.pad(part, (0, 0, 0, -positions % SELECTIVE_STRETCH)), 1, SELECTIVE_STRETCH)
+        for part in (value, step, key, query)
+    )
+    decay = decay.unsqueeze(-3)
+    through = (step[..., None] * decay).exp().unbind(2)
+    added = ((step * value)[..., None] * key[..., None, :]).unbind(2)
+    within = [added[0]]
+    for number in range(1, SELECTIVE_STRETCH):
+        within.append(torch.addcmul(added[number], through[number], within[-1]))
+    since = (step.cumsum(2)[..., None] * decay).exp()  # the stretch began
+    before = []
+    for passed, last in zip(since[:, :, -1].unbind(1), within[-1].unbind(1), strict=True):
+        before.append(state)
+        state = torch.addcmul(last, passed, state)
+    states = torch.addcmul(torch.stack(within, dim=2), since, torch.stack(before, dim=1)[:, :, None])
+    return torch.einsum("bmpcn,bmpn->bmpc", states, query).flatten(1, 2)[:, :positions], state
