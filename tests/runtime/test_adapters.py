@@ -300,8 +300,9 @@ ALONE = ("alone", "turned")
 TEXTS = ("lora:4", "dora:4", "lora:1", "dora:3", "qlora:4", "qdora:3")
 WHERE = (None, None, "attention", "q_proj+v_proj", "down_proj+o_proj", "gate_proj+up_proj", "k_proj")
 NIGHT, TOGETHER_RUN = 600, 60
-# Uneven FSDP (72), context parallelism (56), experts over unequal ranks (30, 56).
-SAMPLE = (30, 56, 72)
+# Uneven FSDP (72); context parallelism beside experts over unequal ranks (317), the same with weights in four bits and
+# virtual stages (525).
+SAMPLE = (72, 317, 525)
 
 
 def drawn_with_adapters(seed: int) -> Plan | None:
