@@ -298,6 +298,7 @@ RELAY = {
         TIED, replica(stage((0, 3), tp=2), stage((3, 4)), micro_batches=3), replica(stage((0, 4)), micro_batches=3)
     ),
 }
+LAP = 2  # steps of each: the second goes by the state that the first has kept
 END = 5  # ends a document about every thirtieth token: in half of the samples
 DOCUMENTS = {
     "documents, stages, recomputed": plan_of(
@@ -320,7 +321,7 @@ def outcomes() -> dict[str, Outcome]:
     ]
     folders = ("", *RELAY)
     for before, (name, plan) in zip(folders, RELAY.items(), strict=False):
-        cases.append(Case(name, plan, ADAM, steps=4, load=before, save=name))
+        cases.append(Case(name, plan, ADAM, steps=LAP, load=before, save=name))
     cases += [Case(name, plan, ADAM, end=END) for name, plan in DOCUMENTS.items()]
     cases += [Case("bf16", BF16, ADAM), Case("fp16", FP16, ADAM)]
     cases.append(Case("fp16, overflow", FP16, ADAM, steps=1, first_scale=2.0**24, save="fp16"))
@@ -361,7 +362,7 @@ def test_weights_are_whole_for_a_unit_and_the_next(name: str, most: int, outcome
 
 
 def test_a_checkpoint_goes_on_under_another_plan_and_world_size(outcomes: dict[str, Outcome]) -> None:
-    expected = reference_run(RELAY["relay 1"], ADAM, steps=4 * len(RELAY), seed=7)
+    expected = reference_run(RELAY["relay 1"], ADAM, steps=LAP * len(RELAY), seed=7)
     losses = [loss for name in RELAY for loss in outcomes[name].losses]
     assert losses == pytest.approx(expected.losses, rel=1e-5)
     require_equal_weights(outcomes["relay 3"], expected)

@@ -22,14 +22,14 @@ LEGAL, TRAINABLE = 1_401, 1_297
 # (24), uneven FSDP (72), three virtual stages (87), context parallelism (56), tensor parallelism 1 and 4 and zero bubble
 # (108).
 SAMPLE = (24, 56, 72, 82, 87, 108)
-# Attention and Mamba-2 side by side under uneven FSDP (43), and beside Kimi delta attention with virtual stages (37) and
-# zero bubble (116).
-HYBRIDS = (37, 43, 116)
+# Attention and Mamba-2 side by side under uneven FSDP (55), and beside Kimi delta attention with virtual stages (99) and
+# zero bubble (130).
+HYBRIDS = (55, 99, 130)
 # Tensor parallelism 2 beside 3 with virtual stages, and 1, 2 and 3 under a sharded optimizer.
 ODD = (140, 287)
 # Blocks that layers share, in turns and alone: under uneven FSDP (43), gradients in parts beside whole inputs alone (20),
-# weights in parts and sequence parallelism (111).
-SHARING = (20, 43, 111)
+# weights in parts and sequence parallelism (152).
+SHARING = (20, 43, 152)
 
 
 @pytest.mark.parametrize("seeds", [SAMPLE, *nightly(range(i, i + TOGETHER) for i in range(0, PLANS, TOGETHER))])
