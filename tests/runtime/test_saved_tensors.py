@@ -227,13 +227,13 @@ def test_blocks_that_layers_share_keep_what_is_priced(model: Model, as_on_a_gpu:
 
 @pytest.mark.parametrize(("tp", "on"), SPLITS[:3])
 def test_the_loss_keeps_the_logits_that_are_priced(tp: int, on: bool, as_on_a_gpu: None) -> None:
-    """Once, in the precision of products; beside them its own input."""
-    how, model = Setting(tp=tp, sequence=on, batch=2), replace(wide("llama", 32, 8), vocab=32_000)
+    """Once, in the precision of products; beside them its own input. A loss is of eight rows at a time."""
+    how, model = Setting(tp=tp, sequence=on, batch=2, length=128), replace(wide("llama", 32, 8), vocab=32_000)
     with pretended(how), FakeTensorMode():
         tensor = TensorGroup(size=tp, group=dist.group.WORLD, sequence=on)
         x, weight = input_of(model, how), torch.empty(model.vocab // tp, model.hidden, requires_grad=True)
         with Made() as made:
-            loss = summed_loss(x * 1, weight, torch.empty(2, LENGTH, dtype=torch.int64), model.vocab, tensor)
+            loss = summed_loss(x * 1, weight, torch.empty(2, how.length, dtype=torch.int64), model.vocab, tensor)
         left_out = {value.untyped_storage()._cdata for value in (weight, loss)}
         alive = {place: size for place, (held, size, _) in made.found.items() if not held.expired()}
     shard, job = shard_of(how)
