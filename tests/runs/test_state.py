@@ -126,3 +126,5 @@ def test_rates_need_the_batch(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no step has a time"):
         good_state(read_run(file))
     assert good_state(read_run(file, global_batch=64, seq_len=1000, gpus=8)).seconds == pytest.approx(8.0)
+    pairs = read_run(file, global_batch=64, seq_len=1000, sequences=2, gpus=8)
+    assert good_state(pairs).seconds == pytest.approx(16.0)

@@ -126,7 +126,8 @@ def _read(runs: Sequence[str], plans: Sequence[Plan]) -> Read:
                 "does not say what it ran",
                 "give its plan file (--plan) or its launch (--launch run.sh --cluster …)",
             )
-        run = read_run(name, global_batch=ran.job.global_batch, seq_len=ran.job.seq_len, gpus=ran.gpus)
+        job = ran.job
+        run = read_run(name, global_batch=job.global_batch, seq_len=job.seq_len, sequences=job.sequences, gpus=ran.gpus)
         _require_same(run.setting, ran, name)
         state = good_state(run)
         states[name] = state

@@ -127,7 +127,7 @@ def shop(
     described = model_of(model, measurements, precision, accept_guess=accept_guess)
     if seq_len is None and measurements.layers:
         seq_len = measurements.layers.seq_len
-    length, batch, assumed = _sizes(described, seq_len, global_batch)
+    length, batch, assumed = _sizes(described, seq_len, global_batch, training.preference)
     job = job_of(
         training,
         sequence,
@@ -172,14 +172,19 @@ def shop(
         raise Exit(3)
 
 
-def _sizes(model: Model, seq_len: int | None, global_batch: int | None) -> tuple[int, int, tuple[str, ...]]:
+def _sizes(
+    model: Model, seq_len: int | None, global_batch: int | None, preference: str | None
+) -> tuple[int, int, tuple[str, ...]]:
     """Return sequence length and global batch, the usual ones where not given, and words that say so."""
+    from shardwright.spec.preference import parse_preference
+
     assumed = []
     if seq_len is None:
         seq_len = min(USUAL_SEQ_LEN, model.max_position)
         assumed.append(f"sequence length {seq_len} (--seq-len)")
     if global_batch is None:
-        global_batch = max(USUAL_BATCH_TOKENS // max(seq_len, 1), 1)
+        sequences = 1 if preference is None else parse_preference(preference).passes.trained
+        global_batch = max(USUAL_BATCH_TOKENS // (max(seq_len, 1) * sequences), 1)
         assumed.append(f"global batch {global_batch}, about 4 M tokens as for Llama 2 (--global-batch)")
     return seq_len, global_batch, tuple(assumed)
 

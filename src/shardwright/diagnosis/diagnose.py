@@ -178,7 +178,7 @@ def _read_texts(paths: Sequence[Path], plan: Plan) -> tuple[tuple[Sign, ...], Ou
         signs += of_text
         message = message or full
         try:
-            read = read_run(path)
+            read = read_run(path, sequences=plan.job.sequences)
         except SpecError:
             if not of_text and full is None:
                 raise
@@ -195,7 +195,10 @@ def _timed(run: MeasuredRun, path: Path, plan: Plan) -> MeasuredRun:
     require_agreement(plan, run.setting, run.name)
     if np.isfinite(run.steps.seconds).any():
         return run
-    return read_run(path, global_batch=plan.job.global_batch, seq_len=plan.job.seq_len, gpus=plan.cluster.gpus)
+    job = plan.job
+    return read_run(
+        path, global_batch=job.global_batch, seq_len=job.seq_len, sequences=job.sequences, gpus=plan.cluster.gpus
+    )
 
 
 def require_agreement(plan: Plan, setting: RunSetting, name: str) -> None:

@@ -163,5 +163,5 @@ def _of_transformer_engine(model: Model, job: Job, cut: Cut) -> Iterator[Part]:
             ("the feed-forward width of a rank", kind.mlp.width if kind.mlp else 0, cut.tp),
         )
         yield from _parts("fp8", sizes, columns)
-    tokens = job.seq_len * cut.micro_batch // cut.cp
-    yield Part("tokens", "tokens of a rank", job.seq_len * job.global_batch, tokens, rows)
+    tokens = job.sample_tokens * cut.micro_batch // cut.cp
+    yield Part("tokens", "tokens of a rank", job.tokens_per_iteration, tokens, rows)

@@ -86,7 +86,7 @@ def _of_fsdp(plan: Plan) -> dict[str, Any]:
         "tiled": plan.job.loss == "tiled",
         "optimizer": plan.job.optimizer,
         "micro_batch": plan.micro_batch,
-        "sequences": plan.job.sample_tokens // plan.job.seq_len,
+        "sequences": plan.job.sequences,
         "micro_batches": replica.micro_batches,
         "seq_len": plan.job.seq_len,
         "precision": plan.job.precision,

@@ -359,7 +359,7 @@ def _setting(log: _Log, given: RunSetting) -> RunSetting:
         lines={name: line for name, (_, line) in said.items() if name != "total_steps"},
     )
     open_ones = [name for name in ("gpus", "global_batch", "seq_len") if getattr(setting, name) is None]
-    return replace(setting, **{name: getattr(given, name) for name in open_ones})
+    return replace(setting, sequences=given.sequences, **{name: getattr(given, name) for name in open_ones})
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str, bool]]:

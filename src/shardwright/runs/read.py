@@ -53,17 +53,23 @@ BLANK = {"", "nan", "none", "null", "-"}
 
 
 def read_run(
-    path: Path | str, *, global_batch: int | None = None, seq_len: int | None = None, gpus: int | None = None
+    path: Path | str,
+    *,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    sequences: int = 1,
+    gpus: int | None = None,
 ) -> MeasuredRun:
     """Return the run that a file tells of: the log of a trainer (`.gz` too), an event file of TensorBoard or a folder
     of them, a result log of MLPerf, a CSV file with a row a step (columns as in `COLUMNS` below), or the folder of a
     run of `shardwright train`.
 
-    `global_batch` (samples), `seq_len` (tokens of a sample) and `gpus` are those of the launch, for files that report
-    rates alone and do not say them. Raises SpecError for a file that is no such thing, and names the line of what is
-    malformed. Logs of any length take bounded memory: one line at a time, and about 100 bytes a step.
+    `global_batch` (samples), `seq_len` (tokens of a sequence), the `sequences` of a sample and `gpus` are those of the
+    launch, for files that report rates alone and do not say them. Raises SpecError for a file that is no such thing,
+    and names the line of what is malformed. Logs of any length take bounded memory: one line at a time, and about 100
+    bytes a step.
     """
-    path, given = Path(path), RunSetting(global_batch=global_batch, seq_len=seq_len, gpus=gpus)
+    path, given = Path(path), RunSetting(global_batch=global_batch, seq_len=seq_len, sequences=sequences, gpus=gpus)
     if path.is_dir():
         if (path / METRICS).is_file():
             return read_table(path / METRICS, given)

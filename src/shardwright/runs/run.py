@@ -64,12 +64,14 @@ class Timer:
 @record
 class RunSetting:
     """What the file of a run says of its setting; None and "" where it does not. `arguments` are all settings that the
-    trainer prints, under its own names, and `lines` says where each named field stands."""
+    trainer prints, under its own names, and `lines` says where each named field stands. No file says the `sequences` of
+    a sample: of a loss over preferences it may be a pair."""
 
     gpus: int | None = None
     global_batch: int | None = None
     micro_batch: int | None = None
     seq_len: int | None = None
+    sequences: int = 1
     tp: int | None = None
     pp: int | None = None
     cp: int | None = None
@@ -153,7 +155,7 @@ def _seconds(steps: Steps, setting: RunSetting, apart: Floats) -> tuple[Floats, 
         return steps.seconds, ""
     batch, tokens, gpus = setting.global_batch, None, setting.gpus
     if setting.global_batch and setting.seq_len:
-        tokens = setting.global_batch * setting.seq_len
+        tokens = setting.global_batch * setting.seq_len * setting.sequences
     ways: list[tuple[Floats, str]] = []
     if batch:
         ways.append((batch / steps.samples_per_second, f"from samples a second and the global batch of {batch}"))

@@ -135,9 +135,13 @@ class Job:
         return float(self.seq_len if self.document_tokens is None else min(self.document_tokens, self.seq_len))
 
     @property
+    def sequences(self) -> int:
+        """The sequences of a sample that are trained on: one, or both of a pair."""
+        return 1 if self.preference is None else self.preference.passes.trained
+
+    @property
     def sample_tokens(self) -> int:
-        """The tokens of a sample: of its sequence, or of both of a pair."""
-        return self.seq_len * (1 if self.preference is None else self.preference.passes.trained)
+        return self.seq_len * self.sequences
 
     @property
     def tokens_per_iteration(self) -> int:
