@@ -84,7 +84,11 @@ CASES = {
         expected={**FULL8, "preference": "cpo", "loss": None},
     ),
     "axolotl kto without a reference": Case(
-        files={"train.yml": AXOLOTL + SHARDED + "rl: kto\nprecompute_ref_log_probs: true\n"},
+        files={
+            "train.yml": AXOLOTL.replace("micro_batch_size: 1", "micro_batch_size: 2")
+            + SHARDED
+            + "rl: kto\nprecompute_ref_log_probs: true\n"
+        },
         expected={**FULL8, "preference": "kto:precomputed"},
     ),
     "axolotl grpo": Case(files={"train.yml": AXOLOTL + "rl: grpo\n"}, expected="rl: is grpo, trains by rewards"),

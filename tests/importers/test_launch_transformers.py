@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.importers.choices import OF_PREFERENCES
 from tests.importers.launch_cases import FOUR, FULL8, LLAMA, TWO, ZERO3, Case, check, launch
 
 FSDP2 = """compute_environment: LOCAL_MACHINE
@@ -62,6 +63,24 @@ CASES = {
     ),
     "trl grpo": launch(f"torchrun --nproc-per-node 8 run_grpo.py {TRAIN}", "run_grpo.py trains by rewards"),
     "trl online dpo": launch(f"torchrun --nproc-per-node 8 online_dpo.py {TRAIN}", "online_dpo.py trains by rewards"),
+    "trl online dpo by its example": launch(
+        f"torchrun --nproc-per-node 8 examples/scripts/dpo_online.py {TRAIN}", "dpo_online.py trains by rewards"
+    ),
+    "trl kto one sample at a time": launch(
+        f"accelerate launch --config_file fsdp2.yaml kto.py {TRAIN.replace('size 2', 'size 1')}",
+        "micro_batch: gives a GPU 1 at a time, and kto",
+        files={"fsdp2.yaml": FSDP2},
+    ),
+    "trl dpo by the other fsdp": launch(
+        f"accelerate launch --config_file fsdp.yaml dpo.py {TRAIN}",
+        {**FULL8, "preference": "dpo"},
+        files={
+            "fsdp.yaml": FSDP2.replace("version: 2", "version: 1").replace(
+                "fsdp_reshard_after_forward: true", "fsdp_sharding_strategy: FULL_SHARD"
+            )
+        },
+        words=("FSDP 2 gathers all weights of a reference at once",),
+    ),
     "trl rewards": launch(f"torchrun --nproc-per-node 8 -m trl.scripts.reward {TRAIN}", "reward trains by rewards"),
     "trl keys of dpo": launch(
         f"accelerate launch --num_processes 8 align.py {TRAIN} --beta 0.1 --max_prompt_length 512",
@@ -269,3 +288,49 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_files_of_trainers_of_transformers_are_read_right_or_refused_by_name(name: str, tmp_path: Path) -> None:
     check(CASES[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "loss_type"),
+    [
+        *(
+            (script, kind)
+            for script in ("align.py", "sft.py")
+            for kind in ("sigmoid", "ipo", "kto", "simpo", "[hinge, sft]")
+        ),
+        ("kto.py", "sigmoid"),
+        ("kto.py", "apo_zero_unpaired"),
+        ("cpo.py", "bco_pair"),
+        ("orpo.py", "sigmoid"),
+        ("dpo.py", "nll"),
+    ],
+)
+def test_types_of_a_loss_are_those_of_the_loss(script: str, loss_type: str, tmp_path: Path) -> None:
+    """A type of another loss says that another one is trained by, so it is never left out."""
+    arguments = TRAIN.replace("--", "\n").replace("\n", "", 1).replace(" ", ": ").replace(": \n", "\n")
+    text = f"{arguments}\nloss_type: {loss_type}\nbf16: true\n"
+    line = f"accelerate launch --config_file fsdp2.yaml {script} --config train.yaml"
+    check(launch(line, "loss_type: is ", files={"fsdp2.yaml": FSDP2, "train.yaml": text}), tmp_path)
+
+
+@pytest.mark.parametrize("key", OF_PREFERENCES)
+def test_keys_of_preferences_alone_are_never_left_out(key: str, tmp_path: Path) -> None:
+    line = f"accelerate launch --config_file fsdp2.yaml sft.py {TRAIN} --{key} 1"
+    check(launch(line, f"{key}: is 1", files={"fsdp2.yaml": FSDP2}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ("accelerate launch --config_file fsdp2.yaml dpo.py", "kto"),
+        ("accelerate launch --config_file fsdp2.yaml orpo.py", "dpo"),
+        ("accelerate launch --config_file fsdp2.yaml dpo.py", "dpo:precomputed"),
+        ("accelerate launch --config_file fsdp2.yaml kto.py --precompute_ref_log_probs true", "kto"),
+        ("llamafactory-cli train --stage sft --finetuning_type full --template x", "dpo"),
+    ],
+)
+def test_a_launch_that_trains_by_another_loss_than_is_asked_for_is_refused(
+    line: str, asked: str, tmp_path: Path
+) -> None:
+    case = launch(f"{line} {TRAIN}", "--preference: is ", files={"fsdp2.yaml": FSDP2}, preference=asked)
+    check(case, tmp_path)

@@ -22,13 +22,34 @@ OF_PREFERENCES = (
     "undesirable_weight",
     "simpo_gamma",
     "cpo_alpha",
+    "f_divergence_type",
+    "label_smoothing",
+    "ld_alpha",
+    "loss_weights",
+    "use_weighting",
+    "precompute_ref_batch_size",
+    "max_prompt_length",
+    "max_completion_length",
 )
+# Of `loss_type`, as configurations of TRL 1.16 have it (trl/trainer/{dpo,kto}_config.py, trl/experimental/cpo), and of
+# DPO's one that older ones had.
+LOSS_TYPES = {
+    "dpo": ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
+            "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+    "kto": ("kto",),
+    "orpo": (),
+    "cpo": ("sigmoid", "hinge", "ipo", "simpo", "alphapo"),
+}  # fmt: skip
 OF_SFT = ("nll", "chunked_nll", "dft")  # trl/trainer/sft_config.py 1.16: loss_type
 SIXTEEN = ("bfloat16", "bf16")
 FUSED = "fused_linear_cross_entropy"
 OLDER_TRL = (
     "TRL goes over parts of the logits at a time from 1.7 on, which is priced; an earlier one without use_liger_kernel "
     "holds all of them"
+)
+OLDER_FSDP = (  # trl/models/utils.py 1.16: prepare_fsdp
+    "FSDP 2 gathers all weights of a reference at once, which is priced; version 1, as here, gathers them layer by "
+    "layer and takes less memory"
 )
 
 
@@ -73,22 +94,35 @@ def preference_of(fields: TrainerFields) -> Preference | None:
     """Return the loss over preferences that a Trainer's name or axolotl's `rl` says, None for none."""
     name = fields.first("preference")
     if not isinstance(name, str):
+        message = "goes with a loss over preferences or rewards, and nothing says which"
         for key in OF_PREFERENCES:
             if fields.first(key) is not None:
-                message = "goes with a loss over preferences or rewards, and nothing says which"
                 fields.report(key, f"is {fields.first(key)}: {message}", "say it: evaluate --preference dpo")
+        for kind in _loss_types(fields, OF_SFT):
+            fields.report("loss_type", f"is {kind}: {message}", "say it: evaluate --preference dpo")
         return None
     try:
         preference = parse_preference(name)
     except SpecError:  # of another loss, which the keys of the trainer refuse
         return None
+    for kind in _loss_types(fields, LOSS_TYPES[preference.loss]):
+        hint = f"use {', '.join(LOSS_TYPES[preference.loss])}" if LOSS_TYPES[preference.loss] else "leave it out"
+        fields.report("loss_type", f"is {kind}, which is not described for {preference.loss}", hint)
     before = fields.first("precompute_ref_log_probs") is True and preference.reference
     return replace(preference, precomputed=before or preference.precomputed)
 
 
-def loss_notes(fields: TrainerFields) -> Iterator[str]:
+def _loss_types(fields: TrainerFields, known: Sequence[str]) -> Iterator[object]:
+    """Yield what `loss_type` says, one or a list, beside what is known."""
+    said = fields.first("loss_type")
+    kinds = said if isinstance(said, list | tuple) else () if said is None else (said,)
+    yield from (kind for kind in kinds if kind not in known)
+
+
+def loss_notes(fields: TrainerFields, preference: Preference | None, *, sharded: bool) -> Iterator[str]:
     """Yield what had to be assumed of the loss."""
-    preference = preference_of(fields)
+    if sharded and preference is not None and preference.reference and fields.first("fsdp_version") != 2:
+        yield OLDER_FSDP
     tiled = preference is None or preference.passes.tiled
     if tiled and fields.first("loss_in_parts") is True and fields.first("use_liger_kernel") is not True:
         yield OLDER_TRL

@@ -132,14 +132,24 @@ def _reading(
     with sought(text, question.name):
         task = _task(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
-            return of_configuration(text, ending, arguments, question)
+            return _as_asked(of_configuration(text, ending, arguments, question), question)
         lines, variables, beside = task or (text, {}, {})
         around = {**variables, **environment}
         script = read_script(lines, question.name, arguments=arguments, environment=around, folder=question.folder)
         if task is not None and _alone_under_ray(text, script):
             message = "starts a program of Python, which itself asks Ray for its workers"
             raise bad(question.name, message, "give what a worker runs, or describe the plan in a plan file")
-        return _of_script(script, replace(question, files={**beside, **script.files}, why=script.reasons))
+        question = replace(question, files={**beside, **script.files}, why=script.reasons)
+        return _as_asked(_of_script(script, question), question)
+
+
+def _as_asked(reading: Reading, question: Question) -> Reading:
+    """Return what was read. Raises SpecError where it trains by another loss over preferences than is asked for."""
+    asked, there = question.preference, reading.plan.job.preference
+    if asked is not None and there != asked:
+        message = f"is {asked.name}, and {question.name} trains by {'the next token' if there is None else there.name}"
+        raise bad("--preference", message, "leave it out, or write it into the launch")
+    return reading
 
 
 def _task(text: str, name: str) -> tuple[str, dict[str, str], dict[str, str]] | None:

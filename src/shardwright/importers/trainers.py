@@ -229,7 +229,7 @@ def _settings(
         model=None if (model := fields.first("model_name_or_path")) is None else str(model),
         notes=(
             *notes,
-            *loss_notes(fields),
+            *loss_notes(fields, preference, sharded=basics.sharded and peft is None and not basics.deepspeed),
             *(copies_notes(fields, mixed=mixed, sharded=sharded) if peft is None else ()),
         ),
         peft=peft,
