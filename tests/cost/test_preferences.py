@@ -110,6 +110,30 @@ def test_passes_without_gradients_take_their_time(framework: str, loss: str, ada
     assert np.all(more < reference * evaluate(context(before), rows).seconds + gathered)
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_plans_take_as_many_samples_at_a_time_as_the_loss_needs(framework: str, loss: str) -> None:
+    """KTO's trainer refuses batches of one sample, which would be best where each GPU has one."""
+    cluster = shardwright.load_cluster("1x8xH100-SXM")
+    best = shardwright.plan(MODEL, cluster, job(framework, loss, global_batch=8), top=1).best
+    least = job(framework, loss).preference
+    assert least is not None and best.micro_batch >= least.least_samples
+    with_one = replace(best, micro_batch=1)
+    refused = any("holds answers" in str(problem) for problem in shardwright.check(with_one))
+    assert refused == (least.least_samples > 1)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_gpu_is_not_sized_for_fewer_samples_than_the_loss_needs(loss: str) -> None:
+    of = job("fsdp", loss, global_batch=8)
+    assert of.preference is not None
+    if of.preference.least_samples == 1:
+        assert shardwright.fit(MODEL, shardwright.load_cluster("1x8xH100-SXM"), of).sizes
+        return
+    with pytest.raises(shardwright.SpecError, match="holds answers of a batch"):
+        shardwright.fit(MODEL, shardwright.load_cluster("1x8xH100-SXM"), of)
+
+
 def test_every_trainer_of_preferences_says_how_its_reference_stands() -> None:
     from shardwright.exporters.support.matrix import facts, trainers
 

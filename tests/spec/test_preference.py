@@ -45,6 +45,10 @@ def test_a_sample_of_pairs_has_two_sequences() -> None:
     assert make_job(global_batch=64, seq_len=1024, preference="kto").sample_tokens == 1024
 
 
+def test_answers_to_other_prompts_need_more_than_one_in_a_batch() -> None:
+    assert {loss: Preference(loss=loss).least_samples for loss in LOSSES} == {"dpo": 1, "kto": 2, "orpo": 1, "cpo": 1}
+
+
 def test_beside_adapters_the_frozen_weights_are_the_reference() -> None:
     assert make_job(global_batch=8, seq_len=128, preference="dpo").holds_reference
     assert not make_job(global_batch=8, seq_len=128, preference="dpo", adapter="lora:8").holds_reference

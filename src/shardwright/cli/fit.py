@@ -30,7 +30,9 @@ def fit(
     seq_len: Annotated[
         int | None, option(metavar="N", help="Tokens of one sample; by default 2048, or the model's limit.")
     ] = None,
-    micro_batch: Annotated[int, option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
+    micro_batch: Annotated[
+        int | None, option(metavar="N", help="Samples that a GPU takes at a time; by default 1, of kto 2.")
+    ] = None,
     precision: Annotated[str, option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
     framework: Annotated[str, option(metavar="NAME", help="Trainer, as for `plan`.")] = "fsdp",
     settings: Annotated[
@@ -73,6 +75,7 @@ def fit(
     from shardwright.exporters.recipes import recipe as write_recipe
     from shardwright.reports.text.sizing import sizing_document, sizing_text
     from shardwright.search.space.axes import only_job, parse_pins
+    from shardwright.spec.preference import parse_preference
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.model import load_model
     from shardwright.trainers.fit import fit as size
@@ -80,7 +83,9 @@ def fit(
     if out is not None and recipe is None:
         raise bad("--out", "there is no recipe to write to it", "give --recipe axolotl, trl or llamafactory")
     require_writable(out, [model], json=json)
-    for words, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
+    preferred = None if training.preference is None else parse_preference(training.preference)
+    samples = micro_batch if micro_batch is not None else 1 if preferred is None else preferred.least_samples
+    for words, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", samples)):
         if count < 1:
             raise bad(f"{words} {count}", "is not above 0", "give 1 or more")
     sized = load_model(model, accept_guess=accept_guess)
@@ -90,7 +95,7 @@ def fit(
     job = job_of(
         training,
         sequence,
-        global_batch=machines.gpus * micro_batch,
+        global_batch=machines.gpus * samples,
         seq_len=min(USUAL_SEQ_LEN, sized.max_position or USUAL_SEQ_LEN) if seq_len is None else seq_len,
         precision=precision,
         framework=framework,

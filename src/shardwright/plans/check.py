@@ -52,6 +52,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
 def _sizes(plan: Plan) -> Iterator[Problem]:
     """Counts and degrees are at least 1, there is something to train and to train on, and no more of it than a cluster
     file may say."""
+    yield from batch_problems(plan.job, plan.micro_batch, "micro_batch")
     job, model, schedule = plan.job, plan.model, plan.schedule
     counts = {"micro_batch": plan.micro_batch, "job.global_batch": job.global_batch, "job.seq_len": job.seq_len}
     counts |= {
@@ -259,6 +260,14 @@ def _options(plan: Plan) -> Iterator[Problem]:
 
 def _positions(plan: Plan) -> Iterator[Problem]:
     return position_problems(plan.model, plan.job, "job.seq_len")
+
+
+def batch_problems(job: Job, samples: int, place: str) -> Iterator[Problem]:
+    """Yield that a GPU takes too few samples at a time for the loss."""
+    if job.preference is not None and samples < job.preference.least_samples:
+        least = job.preference.least_samples
+        message = f"gives a GPU {samples} at a time, and {job.preference.loss} holds answers of a batch against others"
+        yield Problem(place, message, f"give {least} or more")
 
 
 def position_problems(model: Model, job: Job, place: str = "`seq_len=`") -> Iterator[Problem]:

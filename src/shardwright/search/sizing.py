@@ -22,7 +22,7 @@ from shardwright.cost.memory.facts import fit_probability, headroom, memory_fact
 from shardwright.cost.strategies import NONE, SHARDING, UNIFORM, boundaries, settled, strategies
 from shardwright.errors import bad, reject
 from shardwright.plans.abilities import fused_attention_runs
-from shardwright.plans.check import position_problems
+from shardwright.plans.check import batch_problems, position_problems
 from shardwright.plans.plan import Sharding
 from shardwright.plans.plan import StageMemory as Memory
 from shardwright.plans.trainer_options import option_problems
@@ -206,11 +206,11 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     """
     if job.global_batch % cluster.gpus:
         raise bad("`global_batch=`", f"{cluster.gpus} GPUs do not divide {job.global_batch}", "give a multiple")
-    reject([*position_problems(model, job), *option_problems(model, job)])
+    samples = job.global_batch // cluster.gpus
+    reject([*position_problems(model, job), *option_problems(model, job), *batch_problems(job, samples, "micro_batch")])
     for pool in cluster.pools:
         peak_flops(pool.gpu, job.precision)
     least = min(cluster.pools, key=lambda pool: pool.memory_bytes)
-    samples = job.global_batch // cluster.gpus
     host = min(pool.host_memory_bytes_per_gpu for pool in cluster.pools)
     account = _Account(model, replace(least, host_memory_bytes=host * least.gpus_per_node), cluster.gpus)
     described = model.tower is None or model.tower.input == "image"  # of encoder-decoders no adapters are

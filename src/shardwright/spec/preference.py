@@ -57,6 +57,12 @@ class Preference:
         return self.passes.reference > 0 and not self.precomputed
 
     @property
+    def least_samples(self) -> int:
+        """The samples that a GPU takes at least at a time: KTO's answers to other prompts are those of the same batch
+        (trl/trainer/kto_trainer.py 1.16 refuses one)."""
+        return 2 if self.passes.policy else 1
+
+    @property
     def policy_passes(self) -> float:
         """Forward passes without gradients of the model that is trained, for one with gradients."""
         return self.passes.policy / self.passes.trained
