@@ -249,13 +249,14 @@ def fixed_bytes(
     updated = _updated(context, rows, held)
     copied = weight_bytes(job) * facts.by_unit * np.isin(rows.sharding, (ZERO1, ZERO2))[:, None]
     bare = (copied + update_copy_width(job) * (1.0 - rows.offload)[:, None]) * updated
+    reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1])
     return Fixed(
         weights=state.weights,
         gradients=state.gradients + last,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),
         head=np.maximum(units.head + before_logits, np.where(at_last, 0.0, units.summing)),
-        reference=reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1]),
+        reference=np.where(reference > 0.0, reference + before_logits, 0.0),
         first=np.where(at_last & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
         before=np.broadcast_to(before, state.weights.shape),

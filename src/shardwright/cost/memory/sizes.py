@@ -176,16 +176,16 @@ def _reference_bytes(job: Job, split: StateSplit, parameters: Floats, kept: Floa
 
 def reference_pass_bytes(model: Model, job: Job, rows: Strategies, parameters: Floats) -> Floats:
     """Return what is there while a reference that is one unit runs, in place of layers that are gathered, [N]: all its
-    `parameters` [N], at first with the buffer that they come in (`foreach_all_gather_copy_out` of torch/distributed/
-    fsdp/_fully_shard/_fsdp_collectives.py 2.13), then beside what one layer has of its feed-forward block; and the
-    output projection of the model, which stays."""
+    `parameters` [N] with the buffer that they came in, which goes when another unit comes
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`), what one layer has of its
+    feed-forward block, and of the model the output projection, which stays, and a copy of the hidden states."""
     if not job.holds_reference or memory_facts(job.framework).reference != "unit":
         return np.zeros(len(rows))
     blocks = [(3.0 if kind.mlp.gated else 2.0) * kind.mlp.width for kind in model.kinds if kind.mlp]
     inner = 2.0 * model.hidden + max(blocks, default=0.0) / rows.tp
-    live = widths_of(job).saved * rows.micro_batch * job.sample_tokens / rows.cp * inner
-    whole, head = (weight_bytes(job) * part for part in (parameters, model.token_table_parameters / rows.tp))
-    return np.where(rows.sharding == ZERO3, np.maximum(live, whole) + whole + head, live)
+    live = widths_of(job).saved * rows.micro_batch * job.sample_tokens / rows.cp * (inner + model.hidden)
+    gathered = 2.0 * parameters + model.token_table_parameters / rows.tp
+    return np.asarray(live + weight_bytes(job) * gathered * (rows.sharding == ZERO3))
 
 
 def parameter_bytes(model: Model, job: Job, split: StateSplit) -> tuple[StateBytes, StateBytes]:
