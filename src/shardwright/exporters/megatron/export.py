@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
 
 from shardwright.errors import SpecError, reject
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
@@ -23,6 +22,8 @@ from shardwright.exporters.megatron.limits import (
 from shardwright.exporters.megatron.model import (
     GPT,
     Arguments,
+    Values,
+    arguments_of,
     by_pattern,
     model_arguments,
     moe_arguments,
@@ -42,9 +43,8 @@ from shardwright.spec.options import STATE, Dispatcher
 
 MEGATRON_VERSION = trainers()[TARGET].version
 FP8_RECIPE = "delayed"
-LOG: Arguments = (("--log-throughput",), ("--log-interval", "1"))
+LOG = {"--log-throughput": True, "--log-interval": 1}
 FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
-GRAD_REDUCE = {"fp32": "--accumulate-allreduce-grads-in-fp32", "bf16": "--grad-reduce-in-bf16"}
 SHARDING_STRATEGY = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 
 
@@ -112,23 +112,27 @@ def to_megatron(plan: Plan) -> MegatronExport:
     # Naming FlashAttention would switch cuDNN's off, which alone takes heads of unequal widths (latent attention).
     kernels = "Transformer Engine chooses the kernel of attention." if plan.flash_attention else ""
     model = model_arguments(plan.model, plan.job.seq_len, plan.stages[0].tensor_parallel)
-    groups = (
-        ArgumentGroup(title="Model", arguments=model, note=_model_note(plan)),
-        ArgumentGroup(title="Experts", arguments=experts, note=moe_note),
-        ArgumentGroup(title="Parallelism", arguments=_parallel_arguments(plan), note=_parallel_note(plan)),
-        ArgumentGroup(title="Activation recomputation", arguments=_recompute_arguments(plan)),
-        ArgumentGroup(title="Optimizer and data parallelism", arguments=_optimizer_arguments(plan)),
-        ArgumentGroup(title="Overlap of communication", arguments=_overlap_arguments(plan)),
-        ArgumentGroup(title="CUDA graphs", arguments=_graph_arguments(plan)),
-        ArgumentGroup(title="Batch and length", arguments=_batch_arguments(plan), note=_batch_note(plan)),
-        ArgumentGroup(title="Precision and kernels", arguments=_precision_arguments(plan), note=kernels),
-        ArgumentGroup(title="Log", arguments=LOG, note="Each step's time and FLOPs, to hold against the plan's."),
+    groups: tuple[tuple[str, Values, str], ...] = (
+        ("Model", model, _model_note(plan)),
+        ("Experts", experts, moe_note),
+        ("Parallelism", _parallel_arguments(plan), _parallel_note(plan)),
+        ("Activation recomputation", _recompute_arguments(plan), ""),
+        ("Optimizer and data parallelism", _optimizer_arguments(plan), ""),
+        ("Overlap of communication", _overlap_arguments(plan), ""),
+        ("CUDA graphs", _graph_arguments(plan), ""),
+        ("Batch and length", _batch_arguments(plan), _batch_note(plan)),
+        ("Precision and kernels", _precision_arguments(plan), kernels),
+        ("Log", LOG, "Each step's time and FLOPs, to hold against the plan's."),
     )
     return MegatronExport(
         version=MEGATRON_VERSION,
         hosts=_hosts(plan),
         environment=environment(plan),
-        groups=tuple(group for group in groups if group.arguments),
+        groups=tuple(
+            ArgumentGroup(title=title, arguments=arguments, note=note)
+            for title, values, note in groups
+            if (arguments := arguments_of(values))
+        ),
         program=program(plan.model),
     )
 
@@ -141,28 +145,29 @@ def _hosts(plan: Plan) -> tuple[Host, ...]:
     return found
 
 
-def _parallel_arguments(plan: Plan) -> Arguments:
-    stages, stage = plan.replicas[0].stages, plan.stages[0]
-    arguments: list[tuple[str, ...]] = [
-        ("--tensor-model-parallel-size", str(stage.tensor_parallel)),
-        ("--pipeline-model-parallel-size", str(len(stages))),
-        ("--context-parallel-size", str(stage.context_parallel)),
-    ]
-    if plan.model.has_experts:
-        arguments.append(("--expert-model-parallel-size", str(stage.expert_parallel)))
-        arguments.append(("--expert-tensor-parallel-size", str(stage.expert_tensor_parallel)))
-    if plan.sequence_parallel:
-        arguments.append(("--sequence-parallel",))
+def _parallel_arguments(plan: Plan) -> Values:
+    stages, stage, experts = plan.replicas[0].stages, plan.stages[0], plan.model.has_experts
+    windowed = stage.context_parallel > 1 and any(kind.window for kind in plan.model.kinds)
+    return {
+        "--tensor-model-parallel-size": stage.tensor_parallel,
+        "--pipeline-model-parallel-size": len(stages),
+        "--context-parallel-size": stage.context_parallel,
+        "--expert-model-parallel-size": stage.expert_parallel if experts else None,
+        "--expert-tensor-parallel-size": stage.expert_tensor_parallel if experts else None,
+        "--sequence-parallel": plan.sequence_parallel,
+        **_layout_arguments(plan),
+        "--cp-comm-type": _windowed_exchange(plan) if windowed else None,
+        "--use-tp-pp-dp-mapping": plan.rank_order == "tp-cp-ep-pp-dp",
+    }
+
+
+def _layout_arguments(plan: Plan) -> Values:
+    stages = plan.replicas[0].stages
     counts = layer_counts_of_ranges([stage.layers for stage in stages])
     if by_pattern(plan.model):
-        arguments += pattern_arguments(plan.model, counts)
-    elif len(stages) > 1:
-        arguments.append(("--pipeline-model-parallel-layout", layout_text(counts, plan.model.mtp_layers)))
-    if stage.context_parallel > 1 and any(kind.window for kind in plan.model.kinds):
-        arguments.append(("--cp-comm-type", _windowed_exchange(plan)))
-    if plan.rank_order == "tp-cp-ep-pp-dp":
-        arguments.append(("--use-tp-pp-dp-mapping",))
-    return tuple(arguments)
+        return pattern_arguments(plan.model, counts)
+    text = layout_text(counts, plan.model.mtp_layers) if len(stages) > 1 else None
+    return {"--pipeline-model-parallel-layout": text}
 
 
 def _windowed_exchange(plan: Plan) -> str:
@@ -174,66 +179,61 @@ def _windowed_exchange(plan: Plan) -> str:
     return "a2a" if all(count % stage.context_parallel == 0 and count for count in groups) else "all_gather"
 
 
-def _recompute_arguments(plan: Plan) -> Arguments:
+def _recompute_arguments(plan: Plan) -> Values:
     recompute = one_recompute(plan)
     if recompute is None or recompute.granularity == "none":
-        return ()
+        return {}
     if recompute.granularity == "selective":
         modules = plan.job.options.recompute_modules or ("core_attn",)
-        return (("--recompute-granularity", "selective"), ("--recompute-modules", *modules))
-    return (
-        ("--recompute-granularity", "full"),
-        ("--recompute-method", str(recompute.method)),
-        ("--recompute-num-layers", str(recompute.layers)),
-    )
+        return {"--recompute-granularity": "selective", "--recompute-modules": tuple(modules)}
+    return {
+        "--recompute-granularity": "full",
+        "--recompute-method": recompute.method,
+        "--recompute-num-layers": recompute.layers,
+    }
 
 
-def _optimizer_arguments(plan: Plan) -> Arguments:
-    optimizer = plan.optimizer
-    arguments: list[tuple[str, ...]] = [("--optimizer", plan.job.optimizer)]
-    if optimizer.distributed:
-        arguments.append(("--use-distributed-optimizer",))
-    if optimizer.sharding in SHARDING_STRATEGY:
-        arguments.append(("--use-megatron-fsdp",))
-        arguments.append(("--data-parallel-sharding-strategy", SHARDING_STRATEGY[optimizer.sharding]))
-        arguments += [("--no-gradient-accumulation-fusion",), ("--ckpt-format", "fsdp_dtensor")]
-    if optimizer.offload > 0:
-        arguments += [("--optimizer-cpu-offload",), ("--optimizer-offload-fraction", repr(float(optimizer.offload)))]
-        arguments.append(("--use-precision-aware-optimizer",))
-    return (*arguments, *_width_arguments(options_of(plan)))
+def _optimizer_arguments(plan: Plan) -> Values:
+    """Return how state is shared and kept in host memory, and the types of gradients and of the optimizer's state."""
+    optimizer, options = plan.optimizer, options_of(plan)
+    fsdp, offloads = optimizer.sharding in SHARDING_STRATEGY, optimizer.offload > 0
+    types = {f"--{name.replace('_', '-')}-dtype": options[name] for name in STATE if name in options}
+    return {
+        "--optimizer": plan.job.optimizer,
+        "--use-distributed-optimizer": optimizer.distributed,
+        "--use-megatron-fsdp": fsdp,
+        "--data-parallel-sharding-strategy": SHARDING_STRATEGY.get(optimizer.sharding),
+        "--no-gradient-accumulation-fusion": fsdp,
+        "--ckpt-format": "fsdp_dtensor" if fsdp else None,
+        "--optimizer-cpu-offload": offloads,
+        "--optimizer-offload-fraction": float(optimizer.offload) if offloads else None,
+        "--accumulate-allreduce-grads-in-fp32": options.get("grad_reduce") == "fp32",
+        "--grad-reduce-in-bf16": options.get("grad_reduce") == "bf16",
+        "--use-precision-aware-optimizer": offloads or bool(types),
+        **types,
+    }
 
 
-def _width_arguments(options: Mapping[str, str]) -> Arguments:
-    """Types of gradients and of the optimizer's state."""
-    arguments: list[tuple[str, ...]] = []
-    if "grad_reduce" in options:
-        arguments.append((GRAD_REDUCE[options["grad_reduce"]],))
-    types = [(f"--{name.replace('_', '-')}-dtype", options[name]) for name in STATE if name in options]
-    return (*arguments, *([("--use-precision-aware-optimizer",)] if types else ()), *types)
-
-
-def _overlap_arguments(plan: Plan) -> Arguments:
+def _overlap_arguments(plan: Plan) -> Values:
     """Pipeline transfers overlap unless told otherwise, and only when interleaved."""
     overlap = plan.overlap
-    flags = {
+    return {
         "--overlap-grad-reduce": overlap.grad_reduce,
         "--overlap-param-gather": overlap.param_gather,
         "--tp-comm-overlap": overlap.tensor_parallel,
         "--no-overlap-p2p-communication": plan.schedule.virtual_stages > 1 and not overlap.pipeline,
         "--overlap-moe-expert-parallel-comm": plan.job.options.exchange_overlap == "batches",
     }
-    return tuple((flag,) for flag, wanted in flags.items() if wanted)
 
 
-def _graph_arguments(plan: Plan) -> Arguments:
+def _graph_arguments(plan: Plan) -> Values:
     """CUDA graphs (arguments.py 1195 and 1873-1888)."""
     scope = plan.job.options.cuda_graph
     if scope in (None, "none"):
-        return ()
+        return {}
     if scope == "full":
-        return (("--cuda-graph-impl", "full_iteration"), ("--no-check-for-nan-in-loss-and-grad",))
-    modules = graph_modules(plan)
-    return (("--cuda-graph-impl", "transformer_engine"), *([("--cuda-graph-modules", *modules)] if modules else ()))
+        return {"--cuda-graph-impl": "full_iteration", "--no-check-for-nan-in-loss-and-grad": True}
+    return {"--cuda-graph-impl": "transformer_engine", "--cuda-graph-modules": graph_modules(plan) or None}
 
 
 def graph_modules(plan: Plan) -> tuple[str, ...]:
@@ -247,36 +247,31 @@ def graph_modules(plan: Plan) -> tuple[str, ...]:
     return (*(part for part in parts if there[part]), *experts)
 
 
-def _batch_arguments(plan: Plan) -> Arguments:
-    job = plan.job
-    arguments: list[tuple[str, ...]] = [
-        ("--micro-batch-size", str(plan.micro_batch)),
-        ("--global-batch-size", str(job.global_batch)),
-        ("--seq-length", str(job.seq_len)),
-        ("--no-create-attention-mask-in-dataloader",),
-    ]
-    if job.iterations is not None:
-        arguments.append(("--train-iters", str(math.ceil(job.iterations))))
-    return tuple(arguments)
+def _batch_arguments(plan: Plan) -> Values:
+    return {
+        "--micro-batch-size": plan.micro_batch,
+        "--global-batch-size": plan.job.global_batch,
+        "--seq-length": plan.job.seq_len,
+        "--no-create-attention-mask-in-dataloader": True,
+        "--train-iters": None if plan.job.iterations is None else math.ceil(plan.job.iterations),
+    }
 
 
-def _precision_arguments(plan: Plan) -> Arguments:
-    job = plan.job
-    arguments: list[tuple[str, ...]] = []
-    if job.precision != "fp32":
-        arguments.append(("--fp16",) if job.precision == "fp16" else ("--bf16",))
-    if job.precision == "fp8":
-        recipe = job.fp8_recipe or FP8_RECIPE
-        arguments += [("--fp8-format", FP8_FORMAT[recipe]), ("--fp8-recipe", recipe)]
-        if recipe == "delayed":  # Megatron's own history is one step
-            arguments += [("--fp8-amax-history-len", "1024"), ("--fp8-amax-compute-algo", "max")]
-        if options_of(plan).get("param_gather") == "fp8":
-            arguments.append(("--fp8-param-gather",))
-    if not plan.flash_attention:
-        arguments.append(("--attention-backend", "unfused"))
-    if job.options.loss != "unfused":  # as it is priced where nothing is said
-        arguments.append(("--cross-entropy-loss-fusion",))
-    return tuple(arguments)
+def _precision_arguments(plan: Plan) -> Values:
+    job, options = plan.job, options_of(plan)
+    recipe = (job.fp8_recipe or FP8_RECIPE) if job.precision == "fp8" else None
+    delayed = recipe == "delayed"  # Megatron's own history is one step
+    return {
+        "--fp16": job.precision == "fp16",
+        "--bf16": job.precision not in ("fp16", "fp32"),
+        "--fp8-format": FP8_FORMAT[recipe] if recipe else None,
+        "--fp8-recipe": recipe,
+        "--fp8-amax-history-len": 1024 if delayed else None,
+        "--fp8-amax-compute-algo": "max" if delayed else None,
+        "--fp8-param-gather": recipe is not None and options.get("param_gather") == "fp8",
+        "--attention-backend": None if plan.flash_attention else "unfused",
+        "--cross-entropy-loss-fusion": job.options.loss != "unfused",  # as it is priced where nothing is said
+    }
 
 
 def environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
@@ -341,20 +336,17 @@ def flex_backend(plan: Plan) -> str:
     return "deepep" if least_capability(plan) < HYBRID else "hybridep"
 
 
-def dispatcher_arguments(plan: Plan) -> Arguments:
+def dispatcher_arguments(plan: Plan) -> Values:
     """Return the dispatcher as arguments, and the capacity to which it drops or pads rows. DeepEP and HybridEP take
     probabilities in fp32 alone (token_dispatcher.py 1127 and 1303 of core_v0.19.2)."""
     dispatcher, options = dispatcher_of_plan(plan), plan.job.options
-    arguments: Arguments = (("--moe-token-dispatcher-type", dispatcher),)
-    if options.expert_capacity is not None:
-        arguments = (*arguments, ("--moe-expert-capacity-factor", repr(options.expert_capacity)))
-    if options.padded:
-        arguments = (*arguments, ("--moe-pad-expert-input-to-capacity",))
-    if dispatcher != "flex":
-        return arguments
-    biased = any(kind.moe and kind.moe.router_bias for kind in plan.model.kinds)  # whose arguments say so already
-    exact: Arguments = () if biased else (("--moe-router-dtype", "fp32"),)
-    return (*arguments, ("--moe-flex-dispatcher-backend", flex_backend(plan)), *exact)
+    flex = dispatcher == "flex"
+    return {
+        "--moe-token-dispatcher-type": dispatcher,
+        "--moe-expert-capacity-factor": options.expert_capacity,
+        "--moe-pad-expert-input-to-capacity": options.padded,
+        **({"--moe-flex-dispatcher-backend": flex_backend(plan), "--moe-router-dtype": "fp32"} if flex else {}),
+    }
 
 
 @record(kw_only=False)

@@ -28,70 +28,70 @@ VOCABULARY_MULTIPLE = 128
 DROPOUT = "0.1"
 
 Arguments = tuple[tuple[str, ...], ...]
+Values = Mapping[str, object]
+"""Arguments by their flags. True is a switch, a tuple several words; None and False leave a flag out."""
 
 GPT, HYBRID = "pretrain_gpt.py", "pretrain_hybrid.py"
 STACK = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
 
 
-def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Arguments:
+def arguments_of(values: Values) -> Arguments:
+    """Return values as the words of a command line, each flag with its own."""
+    stated = {flag: value for flag, value in values.items() if value is not None and value is not False}
+    several = {flag: value if isinstance(value, tuple) else (value,) for flag, value in stated.items()}
+    return tuple((flag, *(str(word) for word in words if word is not True)) for flag, words in several.items())
+
+
+def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Values:
     """Return the arguments that describe the dense part of `model`, none of whose layers is refused. The size of the
     token table is the model's, padded for `tensor_parallel` ranks, whatever the tokenizer's is."""
-    attention = model.self_attention
-    arguments: list[tuple[str, ...]] = [
-        ("--num-layers", str(len(model.layers))),
-        ("--hidden-size", str(model.hidden)),
-        ("--ffn-hidden-size", str(_dense_width(model))),
-        ("--num-attention-heads", str(attention.heads)),
-    ]
-    arguments += latent_arguments(attention) if attention.latent else _attention_arguments(attention)
-    arguments += _window_arguments(model)
-    arguments += position_arguments(model, seq_len)
-    arguments.append(("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"))
-    if model.norm_epsilon is not None:
-        arguments.append(("--norm-epsilon", repr(model.norm_epsilon)))
-    if model.norm_about_one:
-        arguments.append(("--apply-layernorm-1p",))
-    arguments += _activation_arguments(model)
-    arguments += _bias_arguments(attention)
-    if not model.tied_embeddings:
-        arguments.append(("--untie-embeddings-and-output-weights",))
+    attention, multiple = model.self_attention, VOCABULARY_MULTIPLE * tensor_parallel
     dropout = DROPOUT if model.dropout else "0.0"
-    arguments += [("--hidden-dropout", dropout), ("--attention-dropout", dropout)]
-    arguments.append(("--vocab-size", str(model.vocab)))
-    multiple = VOCABULARY_MULTIPLE * tensor_parallel
-    arguments.append(("--padded-vocab-size", str(-(-model.vocab // multiple) * multiple)))
-    if attention.gate is not None:
-        arguments.append(("--attention-output-gate",))
-    arguments += _delta_arguments(model)
-    if model.mtp_layers:
-        arguments.append(("--mtp-num-layers", str(model.mtp_layers)))
-    return tuple(arguments)
+    return {
+        "--num-layers": len(model.layers),
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": _dense_width(model),
+        "--num-attention-heads": attention.heads,
+        **(latent_arguments(attention) if attention.latent else _attention_arguments(attention)),
+        **_window_arguments(model),
+        **position_arguments(model, seq_len),
+        "--normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "--norm-epsilon": model.norm_epsilon,
+        "--apply-layernorm-1p": bool(model.norm_about_one),
+        **_activation_arguments(model),
+        # All linear layers have biases, or the query, key and value projections alone, or none.
+        "--disable-bias-linear": not attention.out_bias,
+        "--add-qkv-bias": attention.qkv_bias and not attention.out_bias,
+        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+        "--hidden-dropout": dropout,
+        "--attention-dropout": dropout,
+        "--vocab-size": model.vocab,
+        "--padded-vocab-size": -(-model.vocab // multiple) * multiple,
+        "--attention-output-gate": attention.gate is not None,
+        **_delta_arguments(model),
+        "--mtp-num-layers": model.mtp_layers or None,
+    }
 
 
-def moe_arguments(model: Model, *, grouped_gemm: bool, dispatcher: Arguments) -> Arguments:
+def moe_arguments(model: Model, *, grouped_gemm: bool, dispatcher: Values) -> Values:
     """Return the arguments of the experts, none for a dense model."""
     moe = next((kind.moe for kind in model.kinds if kind.moe), None)
     if moe is None:
-        return ()
-    arguments: list[tuple[str, ...]] = [
-        ("--num-experts", str(moe.experts)),
-        ("--moe-router-topk", str(moe.top_k)),
-        ("--moe-ffn-hidden-size", str(moe.expert_width)),
-    ]
+        return {}
     pattern = [int(layer.moe is not None) for layer in model.layers]
-    if not all(pattern) and not by_pattern(model):
-        arguments.append(("--moe-layer-freq", pattern_text(pattern)))
-    if moe.latent is not None:
-        arguments.append(("--moe-latent-size", str(moe.latent)))
-    if moe.shared_width:
-        arguments.append(("--moe-shared-expert-intermediate-size", str(moe.shared_width)))
-    if moe.shared_gate:
-        arguments.append(("--moe-shared-expert-gate",))
-    arguments += _router_arguments(moe) + _group_arguments(moe)
-    arguments += dispatcher
-    if grouped_gemm:
-        arguments.append(("--moe-grouped-gemm",))
-    return tuple(arguments)
+    return {
+        "--num-experts": moe.experts,
+        "--moe-router-topk": moe.top_k,
+        "--moe-ffn-hidden-size": moe.expert_width,
+        "--moe-layer-freq": None if all(pattern) or by_pattern(model) else pattern_text(pattern),
+        "--moe-latent-size": moe.latent,
+        "--moe-shared-expert-intermediate-size": moe.shared_width or None,
+        "--moe-shared-expert-gate": moe.shared_gate,
+        **_router_arguments(moe),
+        **_group_arguments(moe),
+        **dispatcher,
+        "--moe-grouped-gemm": grouped_gemm,
+    }
 
 
 def pattern_text(pattern: Sequence[int]) -> str:
@@ -111,95 +111,96 @@ def _dense_width(model: Model) -> int:
     return widths[0] if widths else next(kind.moe.expert_width for kind in model.kinds if kind.moe)
 
 
-def _attention_arguments(attention: Attention) -> Arguments:
-    grouped: Arguments = ()
-    if attention.kv_heads != attention.heads:
-        grouped = (("--group-query-attention",), ("--num-query-groups", str(attention.kv_heads)))
-    normed: Arguments = (("--qk-layernorm",),) if attention.qk_norm else ()
-    return (*grouped, ("--kv-channels", str(attention.head_dim)), *normed)
+def _attention_arguments(attention: Attention) -> Values:
+    grouped = attention.kv_heads != attention.heads
+    return {
+        "--group-query-attention": grouped,
+        "--num-query-groups": attention.kv_heads if grouped else None,
+        "--kv-channels": attention.head_dim,
+        "--qk-layernorm": attention.qk_norm,
+    }
 
 
-def latent_arguments(attention: Attention) -> Arguments:
+def latent_arguments(attention: Attention) -> Values:
     """Return the arguments of multi-head latent attention. Its low-rank projections always have norms here."""
     latent = attention.latent
     assert latent is not None
-    query: Arguments = () if latent.query_rank is None else (("--q-lora-rank", str(latent.query_rank)),)
-    return (
-        ("--multi-latent-attention",),
-        *query,
-        ("--kv-lora-rank", str(latent.kv_rank)),
-        ("--qk-head-dim", str(latent.nope_head_dim)),
-        ("--qk-pos-emb-head-dim", str(latent.rope_head_dim)),
-        ("--v-head-dim", str(attention.value_head_dim)),
-        ("--kv-channels", str(attention.value_head_dim)),
-        ("--qk-layernorm",),
-    )
+    return {
+        "--multi-latent-attention": True,
+        "--q-lora-rank": latent.query_rank,
+        "--kv-lora-rank": latent.kv_rank,
+        "--qk-head-dim": latent.nope_head_dim,
+        "--qk-pos-emb-head-dim": latent.rope_head_dim,
+        "--v-head-dim": attention.value_head_dim,
+        "--kv-channels": attention.value_head_dim,
+        "--qk-layernorm": True,
+    }
 
 
-def _delta_arguments(model: Model) -> Arguments:
+def _delta_arguments(model: Model) -> Values:
     """Return the arguments of the gated delta rule, none for a model without; a 1 in its pattern is a layer of it
     (transformer_config.py 294)."""
     mixer = next((kind.mixer for kind in model.kinds if isinstance(kind.mixer, GatedDelta)), None)
     if mixer is None:
-        return ()
+        return {}
     pattern = [int(layer.mixer is not None) for layer in model.layers]
-    return (
-        ("--experimental-attention-variant", "gated_delta_net"),
-        ("--linear-attention-freq", pattern_text(pattern)),
-        ("--linear-conv-kernel-dim", str(mixer.width)),
-        ("--linear-key-head-dim", str(mixer.key_dim)),
-        ("--linear-value-head-dim", str(mixer.value_dim)),
-        ("--linear-num-key-heads", str(mixer.key_heads)),
-        ("--linear-num-value-heads", str(mixer.value_heads)),
-    )
+    return {
+        "--experimental-attention-variant": "gated_delta_net",
+        "--linear-attention-freq": pattern_text(pattern),
+        "--linear-conv-kernel-dim": mixer.width,
+        "--linear-key-head-dim": mixer.key_dim,
+        "--linear-value-head-dim": mixer.value_dim,
+        "--linear-num-key-heads": mixer.key_heads,
+        "--linear-num-value-heads": mixer.value_heads,
+    }
 
 
-def _window_arguments(model: Model) -> Arguments:
+def _window_arguments(model: Model) -> Values:
     """A window of W tokens counts the token itself, so W - 1 to the left. A list entry 0 is a layer without window."""
     windows = [layer.window for layer in model.layers]
     width = next((window for window in windows if window is not None), None)
     if width is None:
-        return ()
-    arguments: Arguments = (("--window-size", f"{width - 1},0"),)
-    if all(windows):
-        return arguments
+        return {}
     pattern = [int(window is not None) for window in windows]
-    return (*arguments, ("--window-attn-skip-freq", pattern_text(pattern)))
+    return {
+        "--window-size": f"{width - 1},0",
+        "--window-attn-skip-freq": None if all(windows) else pattern_text(pattern),
+    }
 
 
-def _activation_arguments(model: Model) -> Arguments:
-    activation = model.activation.casefold()
-    if any(gated(kind) for kind in model.kinds):
-        return (("--swiglu",),) if activation in SILU else (("--quick-geglu",),)
-    return (("--squared-relu",),) if activation in SQUARED_RELU else ()
+def _activation_arguments(model: Model) -> Values:
+    activation, gate = model.activation.casefold(), any(gated(kind) for kind in model.kinds)
+    return {
+        "--swiglu": gate and activation in SILU,
+        "--quick-geglu": gate and activation not in SILU,
+        "--squared-relu": not gate and activation in SQUARED_RELU,
+    }
 
 
-def _bias_arguments(attention: Attention) -> Arguments:
-    """All linear layers have biases, or the query, key and value projections alone, or none."""
-    if attention.out_bias:
-        return ()
-    return (("--disable-bias-linear",), ("--add-qkv-bias",)) if attention.qkv_bias else (("--disable-bias-linear",),)
-
-
-def _router_arguments(moe: Moe) -> Arguments:
+def _router_arguments(moe: Moe) -> Values:
     """A bias per expert balances without an auxiliary loss (arXiv 2408.15664), and goes with sigmoid scores."""
     if moe.router_bias:
-        bias = (("--moe-router-score-function", "sigmoid"), ("--moe-router-enable-expert-bias",))
-        return (*bias, ("--moe-router-load-balancing-type", "none"), ("--moe-router-dtype", "fp32"))
-    balance = (("--moe-router-load-balancing-type", "aux_loss"), ("--moe-aux-loss-coeff", "0.01"))
-    return (*balance, ("--moe-router-pre-softmax",)) if moe.top_k == 1 or moe.pre_softmax else balance
+        return {
+            "--moe-router-score-function": "sigmoid",
+            "--moe-router-enable-expert-bias": True,
+            "--moe-router-load-balancing-type": "none",
+            "--moe-router-dtype": "fp32",
+        }
+    return {
+        "--moe-router-load-balancing-type": "aux_loss",
+        "--moe-aux-loss-coeff": "0.01",
+        "--moe-router-pre-softmax": moe.top_k == 1 or bool(moe.pre_softmax),
+    }
 
 
-def _group_arguments(moe: Moe) -> Arguments:
+def _group_arguments(moe: Moe) -> Values:
     """Groups of experts, and the factor of their weights."""
-    groups: Arguments = ()
-    if moe.router_groups and moe.router_top_groups:
-        groups = (
-            ("--moe-router-num-groups", str(moe.router_groups)),
-            ("--moe-router-group-topk", str(moe.router_top_groups)),
-        )
-    scaling = moe.router_scaling
-    return groups if scaling is None else (*groups, ("--moe-router-topk-scaling-factor", repr(scaling)))
+    both = moe.router_groups and moe.router_top_groups
+    return {
+        "--moe-router-num-groups": moe.router_groups if both else None,
+        "--moe-router-group-topk": moe.router_top_groups if both else None,
+        "--moe-router-topk-scaling-factor": moe.router_scaling,
+    }
 
 
 @record
@@ -249,49 +250,50 @@ def yarn_of(model: Model) -> Yarn | None:
     )
 
 
-def position_arguments(model: Model, seq_len: int) -> Arguments:
+def position_arguments(model: Model, seq_len: int) -> Values:
     """Return Megatron-LM's arguments of the positions of `model`, for sequences of `seq_len` tokens."""
     table = model.learned_positions if model.position == "learned" else model.max_position
-    longest = ("--max-position-embeddings", str(max(table, seq_len)))
+    longest = {"--max-position-embeddings": max(table, seq_len)}
     if model.position != "rope":
-        return (("--position-embedding-type", "none" if model.position == "none" else "learned_absolute"), longest)
+        return {"--position-embedding-type": "none" if model.position == "none" else "learned_absolute", **longest}
     kind = "rope" if _yarn_with_arguments(model) is None else "yarn"
     latent = model.self_attention.latent
-    arguments: list[tuple[str, ...]] = [("--position-embedding-type", "rope" if latent else kind)]
-    if latent:
-        arguments.append(("--rope-type", kind))
-    arguments.append(("--rotary-base", str(int(model.rotary_base))))
-    if model.rotary_fraction != 1.0:
-        arguments.append(("--rotary-percent", str(model.rotary_fraction)))
-    if model.rotary_interleaved:
-        arguments.append(("--rotary-interleaved",))
-    return (*arguments, *scaling_arguments(model), longest)
+    return {
+        "--position-embedding-type": "rope" if latent else kind,
+        "--rope-type": kind if latent else None,
+        "--rotary-base": int(model.rotary_base),
+        "--rotary-percent": model.rotary_fraction if model.rotary_fraction != 1.0 else None,
+        "--rotary-interleaved": bool(model.rotary_interleaved),
+        **scaling_arguments(model),
+        **longest,
+    }
 
 
-def scaling_arguments(model: Model) -> Arguments:
+def scaling_arguments(model: Model) -> Values:
     """Return Megatron-LM's arguments of the scaling of rotary positions, none where there is none or no argument."""
     scaling, yarn = model.rotary_scaling, _yarn_with_arguments(model)
     if yarn is not None:
         return _yarn_arguments(yarn, latent=model.self_attention.latent is not None)
     if scaling is None or model.self_attention.latent:
-        return ()
+        return {}
     if scaling == RotaryScaling(kind="llama3", factor=scaling.factor):
-        return (("--use-rope-scaling",), ("--rope-scaling-factor", repr(scaling.factor)))
+        return {"--use-rope-scaling": True, "--rope-scaling-factor": scaling.factor}
     if scaling.kind == "linear" and scaling.factor == int(scaling.factor):
-        return (("--rotary-seq-len-interpolation-factor", str(int(scaling.factor))),)
-    return ()
+        return {"--rotary-seq-len-interpolation-factor": int(scaling.factor)}
+    return {}
 
 
 def position_fields(model: Model) -> dict[str, Any]:
     """Return the positions of `model` as fields of Megatron-Bridge's providers."""
     if model.position != "rope":
         return {"position_embedding_type": "learned_absolute" if model.position == "learned" else "none"}
-    fields: dict[str, Any] = {"position_embedding_type": "rope", "rotary_base": int(model.rotary_base)}
-    if model.rotary_fraction != 1.0:
-        fields["rotary_percent"] = model.rotary_fraction
-    if model.rotary_interleaved:
-        fields["rotary_interleaved"] = True
-    return fields | (_latent_scaling(model) if model.self_attention.latent else _scaling_fields(model))
+    return {
+        "position_embedding_type": "rope",
+        "rotary_base": int(model.rotary_base),
+        **({"rotary_percent": model.rotary_fraction} if model.rotary_fraction != 1.0 else {}),
+        **({"rotary_interleaved": True} if model.rotary_interleaved else {}),
+        **(_latent_scaling(model) if model.self_attention.latent else _scaling_fields(model)),
+    }
 
 
 def _scaling_fields(model: Model) -> dict[str, Any]:
@@ -321,20 +323,20 @@ def _yarn_with_arguments(model: Model) -> Yarn | None:
     return None if yarn is None or (model.self_attention.latent and not yarn.usual_range) else yarn
 
 
-def _yarn_arguments(yarn: Yarn, *, latent: bool) -> Arguments:
-    numbers: Arguments = (
-        ("--rotary-scaling-factor", repr(yarn.rotary_scaling_factor)),
-        ("--mscale", repr(yarn.mscale)),
-        ("--mscale-all-dim", repr(yarn.mscale_all_dim)),
-    )
-    rounded = "--yarn-correction-range-round-to-int"
-    of_the_range: Arguments = (
-        ("--yarn-original-max-position-embeddings", str(yarn.original_max_position_embeddings)),
-        ("--yarn-beta-fast", repr(yarn.beta_fast)),
-        ("--yarn-beta-slow", repr(yarn.beta_slow)),
-        (rounded if yarn.correction_range_round_to_int else rounded.replace("--", "--no-"),),
-    )
-    return numbers if latent else (*numbers, *of_the_range)
+def _yarn_arguments(yarn: Yarn, *, latent: bool) -> Values:
+    numbers = {
+        "--rotary-scaling-factor": yarn.rotary_scaling_factor,
+        "--mscale": yarn.mscale,
+        "--mscale-all-dim": yarn.mscale_all_dim,
+    }
+    of_the_range = {
+        "--yarn-original-max-position-embeddings": yarn.original_max_position_embeddings,
+        "--yarn-beta-fast": yarn.beta_fast,
+        "--yarn-beta-slow": yarn.beta_slow,
+        "--yarn-correction-range-round-to-int": yarn.correction_range_round_to_int,
+        "--no-yarn-correction-range-round-to-int": not yarn.correction_range_round_to_int,
+    }
+    return numbers if latent else numbers | of_the_range
 
 
 BESIDE_A_MODEL: Mapping[str, tuple[str, Callable[[Layer], bool]]] = {
@@ -360,21 +362,23 @@ def program(model: Model) -> str:
     return HYBRID if by_pattern(model) else GPT
 
 
-def pattern_arguments(model: Model, layer_counts: Sequence[int]) -> Arguments:
+def pattern_arguments(model: Model, layer_counts: Sequence[int]) -> Values:
     """Return the pattern of a model whose virtual stages have so many layers each, in order of execution, and the sizes
     of Mamba-2."""
     letters = iter(letters_of(model))
     stages = ["".join(itertools.islice(letters, count)) for count in layer_counts]
-    arguments: list[tuple[str, ...]] = [("--hybrid-layer-pattern", "|".join(stages)), ("--spec", *STACK)]
     mixer = next((kind.mixer for kind in model.kinds if isinstance(kind.mixer, Mamba2)), None)
-    if mixer is not None:
-        arguments += [
-            ("--mamba-num-heads", str(mixer.heads)),
-            ("--mamba-head-dim", str(mixer.head_dim)),
-            ("--mamba-num-groups", str(mixer.groups)),
-            ("--mamba-state-dim", str(mixer.state)),
-        ]
-    return tuple(arguments)
+    sizes = (
+        {}
+        if mixer is None
+        else {
+            "--mamba-num-heads": mixer.heads,
+            "--mamba-head-dim": mixer.head_dim,
+            "--mamba-num-groups": mixer.groups,
+            "--mamba-state-dim": mixer.state,
+        }
+    )
+    return {"--hybrid-layer-pattern": "|".join(stages), "--spec": STACK, **sizes}
 
 
 def letters_of(model: Model) -> str:
