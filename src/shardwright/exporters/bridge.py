@@ -23,10 +23,11 @@ from shardwright.exporters.megatron.limits import beyond_the_matrix, mesh_proble
 from shardwright.exporters.megatron.model import position_fields
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
-from shardwright.exporters.support.traits import SILU, SQUARED_RELU, options_of
+from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated, options_of
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Recompute
+from shardwright.rows import stated
 from shardwright.spec.adapter import ATTENTION, Adapter
 from shardwright.spec.layer import Attention
 from shardwright.spec.model import Model
@@ -106,31 +107,36 @@ def adapter_call(adapter: Adapter) -> str:
 
 def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the fields that the plan decides, by section of the configuration."""
-    train: dict[str, Any] = {"micro_batch_size": plan.micro_batch, "global_batch_size": plan.job.global_batch}
-    if plan.job.iterations is not None:
-        train["train_iters"] = math.ceil(plan.job.iterations)
-    ddp = {
-        "use_distributed_optimizer": plan.optimizer.distributed,
-        "overlap_grad_reduce": plan.overlap.grad_reduce,
-        "overlap_param_gather": plan.overlap.param_gather,
-        "use_megatron_fsdp": plan.optimizer.sharding in ("zero2", "zero3"),
-        "data_parallel_sharding_strategy": STRATEGY[plan.optimizer.sharding],
-    }
-    comm: dict[str, Any] = {"tp_comm_overlap": plan.overlap.tensor_parallel}
-    if plan.schedule.virtual_stages > 1:
-        comm["overlap_p2p_comm"] = plan.overlap.pipeline
-    if plan.job.options.exchange_overlap == "batches":
-        comm["overlap_moe_expert_parallel_comm"] = True
-    whole = plan.job.options.cuda_graph == "full"  # which cannot look at the loss
-    return {
+    options, overlap = plan.job.options, plan.overlap
+    sections = {
         "model": _model(plan),
-        "train": train,
-        "ddp": ddp,
+        "train": stated(
+            {
+                "micro_batch_size": plan.micro_batch,
+                "global_batch_size": plan.job.global_batch,
+                "train_iters": None if plan.job.iterations is None else math.ceil(plan.job.iterations),
+            }
+        ),
+        "ddp": {
+            "use_distributed_optimizer": plan.optimizer.distributed,
+            "overlap_grad_reduce": overlap.grad_reduce,
+            "overlap_param_gather": overlap.param_gather,
+            "use_megatron_fsdp": plan.optimizer.sharding in ("zero2", "zero3"),
+            "data_parallel_sharding_strategy": STRATEGY[plan.optimizer.sharding],
+        },
         "optimizer": _optimizer(plan),
-        "comm_overlap": comm,
+        "comm_overlap": stated(
+            {
+                "tp_comm_overlap": overlap.tensor_parallel,
+                "overlap_p2p_comm": overlap.pipeline if plan.schedule.virtual_stages > 1 else None,
+                "overlap_moe_expert_parallel_comm": True if options.exchange_overlap == "batches" else None,
+            }
+        ),
         "dist": {"use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp"},
-        **({"rerun_state_machine": {"check_for_nan_in_loss": False}} if whole else {}),
+        # A whole step in one graph cannot look at the loss.
+        "rerun_state_machine": {"check_for_nan_in_loss": False} if options.cuda_graph == "full" else None,
     }
+    return stated(sections)
 
 
 def _model(plan: Plan) -> dict[str, Any]:
@@ -138,7 +144,9 @@ def _model(plan: Plan) -> dict[str, Any]:
     (replica,) = plan.replicas
     stage, depth, options = plan.stages[0], len(replica.stages), options_of(plan)
     virtual = plan.schedule.virtual_stages
-    model: dict[str, Any] = {
+    counts = layer_counts_of_ranges([each.layers for each in replica.stages])
+    layout = layout_text(counts, plan.model.mtp_layers) if depth > 1 else None
+    return {
         **provider_fields(plan.model, plan.job.seq_len),
         "tensor_model_parallel_size": stage.tensor_parallel,
         "pipeline_model_parallel_size": depth,
@@ -146,42 +154,52 @@ def _model(plan: Plan) -> dict[str, Any]:
         "context_parallel_size": stage.context_parallel,
         "sequence_parallel": plan.sequence_parallel,
         **_recompute(stage.recompute, options),
+        **stated({"pipeline_model_parallel_layout": layout}),
+        **(_exchange(plan) if plan.model.has_experts else {}),
+        **_graphs(plan),
+        **stated({"attention_backend": None if plan.flash_attention else "unfused"}),
+        "cross_entropy_loss_fusion": options.get("loss", "fused") == "fused",  # as recipes have it, and as it is priced
+        "cross_entropy_fusion_impl": "native",
     }
-    if depth > 1:
-        counts = layer_counts_of_ranges([each.layers for each in replica.stages])
-        model["pipeline_model_parallel_layout"] = layout_text(counts, plan.model.mtp_layers)
-    if plan.model.has_experts:
-        model["expert_model_parallel_size"] = stage.expert_parallel
-        model["expert_tensor_parallel_size"] = stage.expert_tensor_parallel
-        model["moe_token_dispatcher_type"] = dispatcher_of_plan(plan)
-        if plan.job.options.expert_capacity is not None:
-            model["moe_expert_capacity_factor"] = plan.job.options.expert_capacity
-            model["moe_pad_expert_input_to_capacity"] = plan.job.options.padded
-        if dispatcher_of_plan(plan) == "flex":  # takes probabilities in fp32 alone
-            model |= {"moe_flex_dispatcher_backend": flex_backend(plan), "moe_router_dtype": "fp32"}
-    if plan.job.options.cuda_graph not in (None, "none"):
-        full = plan.job.options.cuda_graph == "full"
-        model["cuda_graph_impl"] = "full_iteration" if full else "transformer_engine"
-        model["cuda_graph_modules"] = list(graph_modules(plan))
-    if not plan.flash_attention:
-        model["attention_backend"] = "unfused"
-    fused = options.get("loss", "fused") == "fused"  # as its recipes have it, and as it is priced
-    return model | {"cross_entropy_loss_fusion": fused, "cross_entropy_fusion_impl": "native"}
+
+
+def _exchange(plan: Plan) -> dict[str, Any]:
+    """Return how experts share ranks, and how tokens come to them; `flex` takes probabilities in fp32 alone."""
+    stage, capacity, dispatcher = plan.stages[0], plan.job.options.expert_capacity, dispatcher_of_plan(plan)
+    flex = dispatcher == "flex"
+    return stated(
+        {
+            "expert_model_parallel_size": stage.expert_parallel,
+            "expert_tensor_parallel_size": stage.expert_tensor_parallel,
+            "moe_token_dispatcher_type": dispatcher,
+            "moe_expert_capacity_factor": capacity,
+            "moe_pad_expert_input_to_capacity": None if capacity is None else plan.job.options.padded,
+            "moe_flex_dispatcher_backend": flex_backend(plan) if flex else None,
+            "moe_router_dtype": "fp32" if flex else None,
+        }
+    )
+
+
+def _graphs(plan: Plan) -> dict[str, Any]:
+    graph = plan.job.options.cuda_graph
+    if graph in (None, "none"):
+        return {}
+    implementation = "full_iteration" if graph == "full" else "transformer_engine"
+    return {"cuda_graph_impl": implementation, "cuda_graph_modules": list(graph_modules(plan))}
 
 
 def _optimizer(plan: Plan) -> dict[str, Any]:
     """Return how the optimizer shares its state, keeps it in host memory, and in which types."""
-    fields: dict[str, Any] = {
+    options, offload = options_of(plan), plan.optimizer.offload
+    types = {f"{name}_dtype": Torch(options[name]) for name in STATE if name in options}
+    fields = {
         "use_distributed_optimizer": plan.optimizer.distributed,
         "overlap_param_gather": plan.overlap.param_gather,
+        "optimizer_cpu_offload": True if offload > 0 else None,
+        "optimizer_offload_fraction": float(offload) if offload > 0 else None,
+        "use_precision_aware_optimizer": True if offload > 0 or types else None,
     }
-    if plan.optimizer.offload > 0:
-        fields |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": float(plan.optimizer.offload)}
-        fields["use_precision_aware_optimizer"] = True
-    options = options_of(plan)
-    if types := {f"{name}_dtype": Torch(options[name]) for name in STATE if name in options}:
-        fields |= {"use_precision_aware_optimizer": True, **types}
-    return fields
+    return stated(fields) | types
 
 
 def _recompute(recompute: Recompute, options: Mapping[str, str]) -> dict[str, Any]:
@@ -302,8 +320,7 @@ def provider_fields(model: Model, seq_len: int) -> Fields:
     """Return the fields that describe `model`, none of whose layers is refused."""
     attention = model.self_attention
     widths = [kind.mlp.width for kind in model.kinds if kind.mlp]
-    gated = any((kind.mlp and kind.mlp.gated) or (kind.moe and kind.moe.gated) for kind in model.kinds)
-    fields: Fields = {
+    fields = {
         "num_layers": len(model.layers),
         "hidden_size": model.hidden,
         "ffn_hidden_size": widths[0] if widths else next(kind.moe.expert_width for kind in model.kinds if kind.moe),
@@ -311,20 +328,17 @@ def provider_fields(model: Model, seq_len: int) -> Fields:
         "seq_length": seq_len,
         "vocab_size": model.vocab,
         "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
-        "gated_linear_unit": gated,
+        "gated_linear_unit": any(map(gated, model.kinds)),
         "add_bias_linear": attention.out_bias,
         "add_qkv_bias": attention.qkv_bias and not attention.out_bias,
         "share_embeddings_and_output_weights": model.tied_embeddings,
         "hidden_dropout": 0.1 if model.dropout else 0.0,
         "attention_dropout": 0.1 if model.dropout else 0.0,
+        "layernorm_epsilon": model.norm_epsilon,
+        "layernorm_zero_centered_gamma": model.norm_about_one or None,
+        "mtp_num_layers": model.mtp_layers or None,
     }
-    if model.norm_epsilon is not None:
-        fields["layernorm_epsilon"] = model.norm_epsilon
-    if model.norm_about_one:
-        fields["layernorm_zero_centered_gamma"] = True
-    if model.mtp_layers:
-        fields["mtp_num_layers"] = model.mtp_layers
-    return fields | _attention(attention) | _window(model) | position_fields(model) | _experts(model)
+    return stated(fields) | _attention(attention) | _window(model) | position_fields(model) | _experts(model)
 
 
 def _attention(attention: Attention) -> Fields:
@@ -359,26 +373,23 @@ def _experts(model: Model) -> Fields:
     if moe is None:
         return {}
     pattern = [int(layer.moe is not None) for layer in model.layers]
-    fields: Fields = {
-        "num_moe_experts": moe.experts,
-        "moe_router_topk": moe.top_k,
-        "moe_ffn_hidden_size": moe.expert_width,
-        "moe_grouped_gemm": True,
-        "moe_router_load_balancing_type": "none" if moe.router_bias else "aux_loss",
-    }
-    if not all(pattern):
-        fields["moe_layer_freq"] = pattern
-    if moe.shared_width:
-        fields["moe_shared_expert_intermediate_size"] = moe.shared_width
-    if moe.shared_gate:
-        fields["moe_shared_expert_gate"] = True
-    if moe.router_bias:
-        fields |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
-        fields["moe_router_dtype"] = "fp32"
-    elif moe.pre_softmax or moe.top_k == 1:
-        fields["moe_router_pre_softmax"] = True
-    if moe.router_groups and moe.router_top_groups:
-        fields |= {"moe_router_num_groups": moe.router_groups, "moe_router_group_topk": moe.router_top_groups}
-    if moe.router_scaling is not None:
-        fields["moe_router_topk_scaling_factor"] = moe.router_scaling
-    return fields
+    both = moe.router_groups and moe.router_top_groups
+    return stated(
+        {
+            "num_moe_experts": moe.experts,
+            "moe_router_topk": moe.top_k,
+            "moe_ffn_hidden_size": moe.expert_width,
+            "moe_grouped_gemm": True,
+            "moe_router_load_balancing_type": "none" if moe.router_bias else "aux_loss",
+            "moe_layer_freq": None if all(pattern) else pattern,
+            "moe_shared_expert_intermediate_size": moe.shared_width or None,
+            "moe_shared_expert_gate": moe.shared_gate or None,
+            "moe_router_score_function": "sigmoid" if moe.router_bias else None,
+            "moe_router_enable_expert_bias": moe.router_bias or None,
+            "moe_router_dtype": "fp32" if moe.router_bias else None,
+            "moe_router_pre_softmax": True if not moe.router_bias and (moe.pre_softmax or moe.top_k == 1) else None,
+            "moe_router_num_groups": moe.router_groups if both else None,
+            "moe_router_group_topk": moe.router_top_groups if both else None,
+            "moe_router_topk_scaling_factor": moe.router_scaling,
+        }
+    )

@@ -25,6 +25,7 @@ from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.traits import options_of
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
+from shardwright.rows import stated
 
 TARGET = "deepspeed"
 VERSION = trainers()[TARGET].version
@@ -58,27 +59,29 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
 
 def config(plan: Plan) -> dict[str, object]:
     """Return the configuration as data."""
-    replica = plan.replicas[0]
-    zero: dict[str, object] = {"stage": STAGE[plan.optimizer.sharding], "overlap_comm": plan.overlap.grad_reduce}
-    if plan.optimizer.offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": plan.optimizer.offload}
-    if plan.job.options.weights_in_host:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-    if 0 < plan.optimizer.offload < 1:
-        zero["sub_group_size"] = _sub_group_size(plan)
-    found: dict[str, object] = {
-        "train_batch_size": plan.job.global_batch,
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
-        "gradient_accumulation_steps": replica.micro_batches,
-        "zero_optimization": zero,
-        "bf16": {"enabled": plan.job.precision == "bf16"},
-        "fp16": {"enabled": plan.job.precision == "fp16"},
+    replica, offload = plan.replicas[0], plan.optimizer.offload
+    tensor_parallel, reduced = replica.stages[0].tensor_parallel, options_of(plan).get("grad_reduce")
+    in_host = {"device": "cpu", "pin_memory": True}
+    zero = {
+        "stage": STAGE[plan.optimizer.sharding],
+        "overlap_comm": plan.overlap.grad_reduce,
+        "offload_optimizer": {**in_host, "ratio": offload} if offload else None,
+        "offload_param": in_host if plan.job.options.weights_in_host else None,
+        "sub_group_size": _sub_group_size(plan) if 0 < offload < 1 else None,
     }
-    if replica.stages[0].tensor_parallel > 1:
-        found["tensor_parallel"] = {"autotp_size": replica.stages[0].tensor_parallel}
-    if reduced := options_of(plan).get("grad_reduce"):
-        found |= {"communication_data_type": reduced, "data_types": {"grad_accum_dtype": reduced}}
-    return found
+    return stated(
+        {
+            "train_batch_size": plan.job.global_batch,
+            "train_micro_batch_size_per_gpu": plan.micro_batch,
+            "gradient_accumulation_steps": replica.micro_batches,
+            "zero_optimization": stated(zero),
+            "bf16": {"enabled": plan.job.precision == "bf16"},
+            "fp16": {"enabled": plan.job.precision == "fp16"},
+            "tensor_parallel": {"autotp_size": tensor_parallel} if tensor_parallel > 1 else None,
+            "communication_data_type": reduced,
+            "data_types": {"grad_accum_dtype": reduced} if reduced else None,
+        }
+    )
 
 
 def _sub_group_size(plan: Plan) -> int:

@@ -17,6 +17,7 @@ from shardwright.errors import Problem
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.plan import Plan
+from shardwright.rows import stated
 from shardwright.spec.adapter import LINEAR, TARGETS, Adapter, Target, peft_fields
 from shardwright.spec.model import Model
 
@@ -60,31 +61,30 @@ def mixed_precision(plan: Plan) -> str:
 
 def trainer_arguments(plan: Plan) -> dict[str, object]:
     """Return the training arguments of a plan of equal shares."""
-    replica = plan.replicas[0]
-    precision, options = mixed_precision(plan), plan.job.options
-    found: dict[str, object] = {
-        "per_device_train_batch_size": plan.micro_batch,
-        "gradient_accumulation_steps": replica.micro_batches,
-        "gradient_checkpointing": replica.stages[0].recompute.granularity == "full",
-        "bf16": precision == "bf16",
-        "fp16": precision == "fp16",
-    }
-    if plan.job.optimizer in OPTIMIZER:
-        found["optim"] = OPTIMIZER[plan.job.optimizer]
-    if plan.job.projection_rank is not None:
-        found |= {"optim_target_modules": ["attn", "mlp"], "optim_args": f"rank={plan.job.projection_rank}"}
-    if options.activation_offload == "inputs" and found["gradient_checkpointing"]:  # of layers that run again
-        found["gradient_checkpointing_kwargs"] = {"offload": True}
-    if (preference := plan.job.preference) is not None:  # fields of TRL's configurations alone
-        found["max_length"] = plan.job.seq_len
-        found |= {"precompute_ref_log_probs": True} if preference.precomputed else {}
-    if options.loss == "tiled":  # a field of TRL's SFTConfig alone
-        found["loss_type"] = "nll"
-    if options.loss == "chunked":
-        found |= {"use_liger_kernel": True, "liger_kernel_config": CHUNKED}
-    if plan.job.iterations is not None:
-        found["max_steps"] = math.ceil(plan.job.iterations)
-    return found
+    replica, precision, options = plan.replicas[0], mixed_precision(plan), plan.job.options
+    again, rank = replica.stages[0].recompute.granularity == "full", plan.job.projection_rank
+    offloads = options.activation_offload == "inputs" and again  # of layers that run again
+    chunked, preference = options.loss == "chunked", plan.job.preference
+    return stated(
+        {
+            "per_device_train_batch_size": plan.micro_batch,
+            "gradient_accumulation_steps": replica.micro_batches,
+            "gradient_checkpointing": again,
+            "bf16": precision == "bf16",
+            "fp16": precision == "fp16",
+            "optim": OPTIMIZER.get(plan.job.optimizer),
+            "optim_target_modules": None if rank is None else ["attn", "mlp"],
+            "optim_args": None if rank is None else f"rank={rank}",
+            "gradient_checkpointing_kwargs": {"offload": True} if offloads else None,
+            # Fields of TRL's configurations alone.
+            "max_length": None if preference is None else plan.job.seq_len,
+            "precompute_ref_log_probs": True if preference is not None and preference.precomputed else None,
+            "loss_type": "nll" if options.loss == "tiled" else None,
+            "use_liger_kernel": True if chunked else None,
+            "liger_kernel_config": CHUNKED if chunked else None,
+            "max_steps": None if plan.job.iterations is None else math.ceil(plan.job.iterations),
+        }
+    )
 
 
 def trainer_text(arguments: Mapping[str, object]) -> str:
@@ -105,22 +105,32 @@ def unnamed_targets(model: Model, adapter: Adapter | None) -> Iterator[Problem]:
     """Yield which matrices of an adapter PEFT cannot be told by name."""
     if adapter is None:
         return
-    if not named_as_known(model) and adapter.targets not in (LINEAR, TARGETS):
-        message = f"names some matrices of {model.family}, whose names are not known here"
-        yield Problem("job.adapter.targets", message, "target all linear ones: --adapter-targets linear")
-    if model.towers and _modules(model, adapter) == ALL:
-        message = f"are of {model.family}, whose names are not known here, and all linear ones are in the tower too"
-        yield Problem("job.adapter.targets", message, "train all weights, or take another model")
     blocks = [target for target in FEED_FORWARD if target in adapter.targets and module_names(model, target)]
-    if named_as_known(model) and blocks and model.has_experts and "experts" not in adapter.targets:
-        message = f"has {', '.join(blocks)}, beside which PEFT makes adapters of the experts too"
-        hint = "leave feed-forward blocks out: --adapter-targets attention"
-        yield Problem("job.adapter.targets", message, hint)
-    if adapter.dora and "experts" in adapter.targets:
-        yield Problem("job.adapter.targets", "has experts, beside which PEFT has no DoRA", "leave out experts")
-    if adapter.quantised and "experts" in adapter.targets:
-        message = "has experts, beside which PEFT has no adapters where they are quantised"
-        yield Problem("job.adapter.targets", message, "leave out experts")
+    known, experts = named_as_known(model), "experts" in adapter.targets
+    rows = (
+        (
+            not known and adapter.targets not in (LINEAR, TARGETS),
+            f"names some matrices of {model.family}, whose names are not known here",
+            "target all linear ones: --adapter-targets linear",
+        ),
+        (
+            model.towers and _modules(model, adapter) == ALL,
+            f"are of {model.family}, whose names are not known here, and all linear ones are in the tower too",
+            "train all weights, or take another model",
+        ),
+        (
+            known and blocks and model.has_experts and not experts,
+            f"has {', '.join(blocks)}, beside which PEFT makes adapters of the experts too",
+            "leave feed-forward blocks out: --adapter-targets attention",
+        ),
+        (adapter.dora and experts, "has experts, beside which PEFT has no DoRA", "leave out experts"),
+        (
+            adapter.quantised and experts,
+            "has experts, beside which PEFT has no adapters where they are quantised",
+            "leave out experts",
+        ),
+    )
+    yield from (Problem("job.adapter.targets", message, hint) for holds, message, hint in rows if holds)
 
 
 def script_words(plan: Plan) -> str:

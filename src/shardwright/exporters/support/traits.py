@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.rows import holding
 from shardwright.spec.job import Job
-from shardwright.spec.layer import Layer
+from shardwright.spec.layer import Attention, Layer
 from shardwright.spec.mixers import GatedDelta, GatedRecurrence, Lightning, Mamba, Mamba2, Rwkv7, ShortConvolution
 from shardwright.spec.model import Model
 from shardwright.spec.options import said
@@ -109,58 +110,86 @@ def _of_the_whole(model: Model) -> Iterator[Trait]:
 
 def _of_a_kind(kind: Layer, path: str) -> Iterator[Trait]:
     yield from _of_unlike_blocks(kind, path)
-    attention = kind.attention
-    if kind.vector_parameters:
-        yield Trait("loose_vectors", f"{path}.vector_parameters", "has weights beside its matrices and norms")
-    if kind.moe and kind.moe.shared_gate and not kind.moe.shared_width:
-        yield Trait("idle_gate", f"{path}.moe.shared_gate", "gates no shared expert")
-    if kind.norms != max(kind.sublayers, 1) and kind.shared is None:
-        yield Trait("norm_count", f"{path}.norms", f"has {kind.norms} norms in a layer")
-    if attention is None:
-        return
+    idle = kind.moe and kind.moe.shared_gate and not kind.moe.shared_width
+    unlike = kind.norms != max(kind.sublayers, 1) and kind.shared is None
+    yield from holding(
+        (
+            kind.vector_parameters,
+            Trait("loose_vectors", f"{path}.vector_parameters", "has weights beside its matrices and norms"),
+        ),
+        (idle, Trait("idle_gate", f"{path}.moe.shared_gate", "gates no shared expert")),
+        (unlike, Trait("norm_count", f"{path}.norms", f"has {kind.norms} norms in a layer")),
+    )
+    if kind.attention is not None:
+        yield from _of_attention(kind.attention, kind, path)
+
+
+def _of_attention(attention: Attention, kind: Layer, path: str) -> Iterator[Trait]:
     biases = {attention.out_bias, kind.mlp.bias if kind.mlp else attention.out_bias}
-    if not attention.causal:
-        yield Trait("bidirectional", f"{path}.attention.causal", "attends in both directions")
-    if attention.latent is None and attention.value_head_dim != attention.head_dim:
-        yield Trait("value_width", f"{path}.attention.value_head_dim", "differs from head_dim")
-    if len(biases) > 1 or (attention.out_bias and not attention.qkv_bias):
-        words = "has biases in some linear layers and not in others"
-        yield Trait("some_biases", f"{path}.attention.out_bias", words)
-    if kind.moe and attention.out_bias:
-        yield Trait("biased_experts", f"{path}.moe", "has experts beside projections with biases")
-    if attention.latent:
-        yield Trait("latent", f"{path}.attention.latent", "has multi-head latent attention")
-    if attention.window:
-        yield Trait("window", f"{path}.attention.window", "has a sliding window")
-    if attention.latent and attention.window:
-        yield Trait("latent_window", f"{path}.attention.window", "has a window in latent attention")
+    some = len(biases) > 1 or (attention.out_bias and not attention.qkv_bias)
+    unlike = attention.latent is None and attention.value_head_dim != attention.head_dim
+    rows = (
+        (not attention.causal, "bidirectional", "attention.causal", "attends in both directions"),
+        (unlike, "value_width", "attention.value_head_dim", "differs from head_dim"),
+        (some, "some_biases", "attention.out_bias", "has biases in some linear layers and not in others"),
+        (
+            kind.moe and attention.out_bias,
+            "biased_experts",
+            "moe",
+            "has experts beside projections with biases",
+        ),
+        (attention.latent, "latent", "attention.latent", "has multi-head latent attention"),
+        (attention.window, "window", "attention.window", "has a sliding window"),
+        (
+            attention.latent and attention.window,
+            "latent_window",
+            "attention.window",
+            "has a window in latent attention",
+        ),
+    )
+    yield from (Trait(name, f"{path}.{place}", words) for holds, name, place, words in rows if holds)
 
 
 def _of_unlike_blocks(kind: Layer, path: str) -> Iterator[Trait]:
     """Yield what a block has or lacks that blocks of a transformer do not."""
-    if kind.mixer is not None:
-        yield Trait(_mixer_trait(kind), f"{path}.mixer", f"has {kind.mixer.words}")
-    if kind.shared is not None:
-        yield Trait("shared_block", f"{path}.shared", "has a transformer block whose weights several layers share")
-    if kind.mixer is not None and kind.attention is not None and kind.shared is None:
-        yield Trait("side_by_side", f"{path}.mixer", "has a mixer beside attention in one layer")
-    if kind.sublayers < 2:
-        yield Trait("half_block", path, "has blocks of a mixer or a feed-forward alone")
-    if kind.attention is not None and kind.attention.gate is not None:
-        name = "gated_attention" if kind.attention.gate == "element" else "gated_heads"
-        yield Trait(name, f"{path}.attention.gate", "has a gate on the output of attention")
-    if kind.embedded:
-        yield Trait("layer_embedding", f"{path}.embedded", "has a token's own embedding for each layer")
-    if kind.streams is not None:
-        yield Trait("streams", f"{path}.streams", "has several residual streams")
-    if kind.attention is not None and kind.attention.reused is not None:
-        yield Trait("reused_keys", f"{path}.attention.reused", "has keys or values of another projection or layer")
-    if kind.attention is not None and kind.attention.value_norm:
-        yield Trait("value_norm", f"{path}.attention.value_norm", "has a norm of values")
-    if kind.attention is not None and kind.attention.sparse is not None:
-        yield Trait("sparse_attention", f"{path}.attention.sparse", "has sparse attention with an indexer")
-    if kind.moe is not None and kind.moe.latent is not None:
-        yield Trait("latent_experts", f"{path}.moe.latent", "has experts on a projection of the tokens")
+    attention, mixer, own = kind.attention, kind.mixer, kind.shared is None
+    if mixer is not None:
+        yield Trait(_mixer_trait(kind), f"{path}.mixer", f"has {mixer.words}")
+    gate = None if attention is None else attention.gate
+    rows = (
+        (not own, "shared_block", ".shared", "a transformer block whose weights several layers share"),
+        (own and mixer and attention, "side_by_side", ".mixer", "a mixer beside attention in one layer"),
+        (kind.sublayers < 2, "half_block", "", "blocks of a mixer or a feed-forward alone"),
+        (gate == "element", "gated_attention", ".attention.gate", "a gate on the output of attention"),
+        (
+            gate not in (None, "element"),
+            "gated_heads",
+            ".attention.gate",
+            "a gate on the output of attention",
+        ),
+        (kind.embedded, "layer_embedding", ".embedded", "a token's own embedding for each layer"),
+        (kind.streams is not None, "streams", ".streams", "several residual streams"),
+        (
+            attention and attention.reused is not None,
+            "reused_keys",
+            ".attention.reused",
+            "keys or values of another projection or layer",
+        ),
+        (attention and attention.value_norm, "value_norm", ".attention.value_norm", "a norm of values"),
+        (
+            attention and attention.sparse is not None,
+            "sparse_attention",
+            ".attention.sparse",
+            "sparse attention with an indexer",
+        ),
+        (
+            kind.moe and kind.moe.latent is not None,
+            "latent_experts",
+            ".moe.latent",
+            "experts on a projection of the tokens",
+        ),
+    )
+    yield from (Trait(name, path + place, f"has {words}") for holds, name, place, words in rows if holds)
 
 
 def _mixer_trait(layer: Layer) -> str:
@@ -206,14 +235,13 @@ def _of_the_activation(model: Model) -> Iterator[Trait]:
 
 def _of_experts(model: Model) -> Iterator[Trait]:
     mixtures = [kind.moe for kind in model.kinds if kind.moe]
-    if mixtures:
-        yield Trait("experts", "model.layers", "has experts")
-    if any(moe.shared_width for moe in mixtures):
-        yield Trait("shared_experts", "model.layers", "has shared experts")
-    if any(moe.router_bias for moe in mixtures):
-        yield Trait("router_bias", "model.layers", "has a router with a balancing bias")
-    if any(moe.router_groups for moe in mixtures):
-        yield Trait("router_groups", "model.layers", "has a router that picks groups of experts")
+    rows = (
+        (mixtures, "experts", "experts"),
+        (any(moe.shared_width for moe in mixtures), "shared_experts", "shared experts"),
+        (any(moe.router_bias for moe in mixtures), "router_bias", "a router with a balancing bias"),
+        (any(moe.router_groups for moe in mixtures), "router_groups", "a router that picks groups of experts"),
+    )
+    yield from (Trait(name, "model.layers", f"has {words}") for holds, name, words in rows if holds)
 
 
 def gated(layer: Layer) -> bool:

@@ -1,0 +1,19 @@
+"""Tables in place of chains of `if`: rows of which some hold, and entries of which some say something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def holding(*rows: tuple[object, V]) -> tuple[V, ...]:
+    """Return the values of the rows whose condition holds, in order."""
+    return tuple(value for condition, value in rows if condition)
+
+
+def stated(values: Mapping[K, V | None]) -> dict[K, V]:
+    """Return the entries that say something: all but those that are None."""
+    return {key: value for key, value in values.items() if value is not None}
