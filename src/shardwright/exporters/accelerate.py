@@ -94,7 +94,23 @@ def config(plan: Plan) -> dict[str, object]:
     """Return the configuration as data, keys in the order of Accelerate's own files."""
     stage, machines = plan.stages[0], machine_sizes(plan)
     sharded = _is_sharded(plan)
-    found: dict[str, object] = {
+    fsdp = {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": plan.optimizer.sharding == "zero3",
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **_wrapped(plan),
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": plan.optimizer.offload > 0,
+        "fsdp_activation_checkpointing": False,  # the Trainer's own, training_arguments.json
+    }
+    parallelism = {
+        "parallelism_config_dp_replicate_size": 1,
+        "parallelism_config_dp_shard_size": plan.data_parallel,
+        "parallelism_config_tp_size": stage.tensor_parallel,
+        "parallelism_config_cp_size": stage.context_parallel,
+    }
+    return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if sharded else "MULTI_GPU",
         "mixed_precision": mixed_precision(plan),
@@ -103,25 +119,8 @@ def config(plan: Plan) -> dict[str, object]:
         "machine_rank": 0,
         "main_training_function": "main",
         "use_cpu": False,
+        **({"fsdp_config": fsdp, "parallelism_config": parallelism} if sharded else {}),
     }
-    if sharded:
-        found["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": plan.optimizer.sharding == "zero3",
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            **_wrapped(plan),
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            "fsdp_cpu_ram_efficient_loading": True,
-            "fsdp_offload_params": plan.optimizer.offload > 0,
-            "fsdp_activation_checkpointing": False,  # the Trainer's own, training_arguments.json
-        }
-        found["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": 1,
-            "parallelism_config_dp_shard_size": plan.data_parallel,
-            "parallelism_config_tp_size": stage.tensor_parallel,
-            "parallelism_config_cp_size": stage.context_parallel,
-        }
-    return found
 
 
 def _wrapped(plan: Plan) -> dict[str, str]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pprint import pformat
 from string import Template
-from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import Problem, reject
-from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
+from shardwright.exporters.exported import Exported, call_text, plan_words, run_script, torchrun
 from shardwright.exporters.megatron.export import dispatcher_of_plan, environment, flex_backend, graph_modules
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import beyond_the_matrix, mesh_problems
@@ -47,7 +45,6 @@ TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8
 LEARNING = {"lr": 'float(os.environ["LEARNING_RATE"])'}
 ADAPTERS = {"lora": "LoRA", "dora": "DoRA"}
 SQUARED = "from megatron.core.activations import squared_relu\n"
-NOTHING: Mapping[str, str] = MappingProxyType({})
 STRATEGY = {"none": "no_shard", "zero1": "no_shard", "zero2": "optim_grads", "zero3": "optim_grads_params"}
 
 Fields = dict[str, Any]
@@ -91,7 +88,7 @@ def _fused_targets(adapter: Adapter | None) -> Iterator[Problem]:
             yield Problem("job.adapter.targets", message, "target all or none of these")
 
 
-def adapter_call(adapter: Adapter) -> str:
+def adaptercall_text(adapter: Adapter) -> str:
     """Return the expression of the adapter (megatron/bridge/peft/lora.py and dora.py). Patterns tell experts from other
     feed-forward blocks; queries, keys and values are one matrix there with one adapter, gate and up too."""
     patterns = {
@@ -102,7 +99,9 @@ def adapter_call(adapter: Adapter) -> str:
     }  # fmt: skip
     modules = [pattern for target in adapter.targets for pattern in patterns.get(target, ())]
     name = "DoRA" if adapter.dora else "LoRA"
-    return _call(name, {"target_modules": modules, "dim": adapter.rank, "alpha": round(adapter.scale * adapter.rank)})
+    return call_text(
+        name, {"target_modules": modules, "dim": adapter.rank, "alpha": round(adapter.scale * adapter.rank)}
+    )
 
 
 def settings(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -246,14 +245,14 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
         "module": "mla_provider" if provider == "MLAModelProvider" else "gpt_provider",
         "provider": provider,
         "activations": SQUARED if activation == "squared_relu" else "",
-        "model": _call(provider, values["model"], {"activation_func": activation}),
-        "train": _call("TrainingConfig", values["train"], _iterations(values["train"])),
-        "ddp": _call("DistributedDataParallelConfig", values["ddp"]),
-        "optimizer": _call("OptimizerConfig", {"optimizer": "adam", **values["optimizer"]}, LEARNING),
+        "model": call_text(provider, values["model"], {"activation_func": activation}),
+        "train": call_text("TrainingConfig", values["train"], _iterations(values["train"])),
+        "ddp": call_text("DistributedDataParallelConfig", values["ddp"]),
+        "optimizer": call_text("OptimizerConfig", {"optimizer": "adam", **values["optimizer"]}, LEARNING),
         "seq_len": plan.job.seq_len,
         "ckpt_format": repr("fsdp_dtensor" if values["ddp"]["use_megatron_fsdp"] else "torch_dist"),
-        "comm_overlap": _call("CommOverlapConfig", values["comm_overlap"]),
-        "dist": _call("DistributedInitConfig", values["dist"]),
+        "comm_overlap": call_text("CommOverlapConfig", values["comm_overlap"]),
+        "dist": call_text("DistributedInitConfig", values["dist"]),
         "mixed_precision": mixed,
         "adapters": "",
         "peft": "",
@@ -263,7 +262,7 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
     if adapter := plan.job.adapter:
         placeholders |= {
             "adapters": f"from megatron.bridge.peft.{adapter.form} import {ADAPTERS[adapter.form]}\n",
-            "peft": f"        peft={adapter_call(adapter)},\n",
+            "peft": f"        peft={adaptercall_text(adapter)},\n",
             "load": 'pretrained_checkpoint=os.environ["PRETRAINED_CHECKPOINT"]',
             "train_call": "finetune",
         }
@@ -275,12 +274,6 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
 def _iterations(train: Mapping[str, Any]) -> dict[str, str]:
     """A plan without an end leaves the steps to the user."""
     return {} if "train_iters" in train else {"train_iters": 'int(os.environ["TRAIN_ITERS"])'}
-
-
-def _call(name: str, values: Mapping[str, Any], expressions: Mapping[str, str] = NOTHING) -> str:
-    lines = [f"            {key}={pformat(value, width=100, compact=True)}," for key, value in values.items()]
-    lines += [f"            {key}={text}," for key, text in expressions.items()]
-    return "\n".join([f"{name}(", *lines, "        )"])
 
 
 def _script(plan: Plan) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pprint import pformat
+from types import MappingProxyType
 
 from shardwright.errors import Problem
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.units import format_seconds
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @record
@@ -57,6 +61,15 @@ def torchrun(plan: Plan, program: str) -> str:
         words += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
         words += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
     return f"{words} \\\n    {program}"
+
+
+def call_text(
+    name: str, values: Mapping[str, object], expressions: Mapping[str, str] = NOTHING, indent: int = 1
+) -> str:
+    """Return the call of a class in a Python file, as an argument of another one: values, then `expressions`."""
+    lines = [f"{key}={pformat(value, width=100, compact=True, indent=indent)}," for key, value in values.items()]
+    lines += [f"{key}={text}," for key, text in expressions.items()]
+    return "\n".join([f"{name}(", *(f"            {line}" for line in lines), "        )"])
 
 
 def plan_words(plan: Plan) -> str:

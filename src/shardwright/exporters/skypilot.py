@@ -15,6 +15,7 @@ from shardwright.exporters.exported import Exported, yaml_text
 from shardwright.exporters.runner import MachineRange, Runner, part_of_a_box, runner_of
 from shardwright.files import shipped_table
 from shardwright.plans.plan import Plan
+from shardwright.rows import stated
 from shardwright.spec.cluster import machines_used
 
 VERSION = "0.14.1"
@@ -78,18 +79,20 @@ def _task_name(group: MachineRange) -> str:
 
 
 def _task(runner: Runner, group: MachineRange, name: str, address: str) -> dict[str, object]:
-    resources: dict[str, object] = {"accelerators": {gpu_names()[group.kind]: group.gpus}, "use_spot": group.spot}
-    if runner.nodes > 1:
-        resources["network_tier"] = "best"
-    if group.spot:
-        resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": RESTARTS}
+    again = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": RESTARTS}
+    resources = {
+        "accelerators": {gpu_names()[group.kind]: group.gpus},
+        "use_spot": group.spot,
+        "network_tier": "best" if runner.nodes > 1 else None,
+        "job_recovery": again if group.spot else None,
+    }
     rank = "$SKYPILOT_NODE_RANK" if group.first == 0 else f"$(({group.first} + SKYPILOT_NODE_RANK))"
     install = SETUP.get(runner.name, f'test -e "${runner.settings[0][0]}"')
     return {
         "name": name,
         "num_nodes": group.count,
         "workdir": ".",
-        "resources": resources,
+        "resources": stated(resources),
         "envs": dict.fromkeys((setting for setting, _ in runner.settings), None),
         "setup": f"{install}\n",
         "run": f"{address}\nexport NODE_RANK={rank}\nbash run.sh\n",

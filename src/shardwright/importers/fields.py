@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.errors import Problem
+from shardwright.exporters.megatron.model import Values, arguments_of
 from shardwright.importers.python_values import COMPUTED, Path
 from shardwright.importers.settings import first
 from shardwright.records import record
@@ -43,6 +44,11 @@ class TrainerSettings:
     notes: tuple[str, ...] = ()
     peft: Peft | None = None
     liger: str = ""
+
+
+def words_of(values: Values) -> tuple[str, ...]:
+    """Return arguments of Megatron-LM, by their flags, as words."""
+    return tuple(word for argument in arguments_of(values) for word in argument)
 
 
 def job_of(framework: str, **changes: Any) -> Job:

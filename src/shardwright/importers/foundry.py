@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwright.errors import bad
-from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
+from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of, words_of
 from shardwright.importers.trainers import (
     FULL,
     STRATEGIES,
@@ -104,30 +104,37 @@ def _iterations(config: TrainerFields, tokens: int) -> Iterator[str]:
         yield from ("--train-iters", str(max(int(match[1]) // tokens, 1)))
 
 
-def _mpt(config: TrainerFields, length: int) -> list[str]:
+def _mpt(config: TrainerFields, length: int) -> tuple[str, ...]:
     """Return the model that MPTConfig describes."""
-    width, heads = config.whole("d_model", 2048), config.whole("n_heads", 16)
-    words = ["--hidden-size", str(width), "--num-attention-heads", str(heads)]
-    words += ["--num-layers", str(config.whole("n_layers", 24)), "--vocab-size", str(config.whole("vocab_size", 50368))]
-    words += [
-        "--ffn-hidden-size",
-        str(config.first("ffn_hidden_size") or round(width * config.number("expansion_ratio", 4.0))),
-    ]
-    words += ["--max-position-embeddings", str(length), "--hidden-dropout", str(config.first("resid_pdrop") or 0)]
-    words += ["--attention-dropout", str(config.first("attn_pdrop") or 0), *_positions(config)]
-    words += ["--kv-channels", str(config.first("head_dim"))] if config.first("head_dim") else []
-    words += ["--swiglu"] if config.first("ffn_type") in ("mptglu", "mb_moe") else []
-    words += ["--disable-bias-linear"] if config.first("no_bias") is True else []
-    words += ["--normalization", "RMSNorm"] if "rms" in str(config.first("norm_type")) else []
-    words += ["--qk-layernorm"] if config.first("qk_ln") is True else []
-    words += ["--untie-embeddings-and-output-weights"] if config.first("tie_word_embeddings") is False else []
+    width = config.whole("d_model", 2048)
     groups: Any = config.first("kv_n_heads") or (1 if config.first("attn_type") == "multiquery_attention" else None)
-    return [*words, *(("--group-query-attention", "--num-query-groups", str(groups)) if groups else ())]
+    return words_of(
+        {
+            "--hidden-size": width,
+            "--num-attention-heads": config.whole("n_heads", 16),
+            "--num-layers": config.whole("n_layers", 24),
+            "--vocab-size": config.whole("vocab_size", 50368),
+            "--ffn-hidden-size": str(
+                config.first("ffn_hidden_size") or round(width * config.number("expansion_ratio", 4.0))
+            ),
+            "--max-position-embeddings": length,
+            "--hidden-dropout": str(config.first("resid_pdrop") or 0),
+            "--attention-dropout": str(config.first("attn_pdrop") or 0),
+            **_positions(config),
+            "--kv-channels": str(config.first("head_dim")) if config.first("head_dim") else None,
+            "--swiglu": config.first("ffn_type") in ("mptglu", "mb_moe"),
+            "--disable-bias-linear": config.first("no_bias") is True,
+            "--normalization": "RMSNorm" if "rms" in str(config.first("norm_type")) else None,
+            "--qk-layernorm": config.first("qk_ln") is True,
+            "--untie-embeddings-and-output-weights": config.first("tie_word_embeddings") is False,
+            "--group-query-attention": bool(groups),
+            "--num-query-groups": str(groups) if groups else None,
+        }
+    )
 
 
-def _positions(config: TrainerFields) -> list[str]:
-    if config.first("alibi") is True:
-        return ["--position-embedding-type", "alibi"]
-    if config.first("rope") is True:
-        return ["--position-embedding-type", "rope", "--rotary-base", str(int(config.number("rope_theta", 10_000.0)))]
-    return ["--position-embedding-type", "learned_absolute" if config.first("learned_pos_emb") is not False else "none"]
+def _positions(config: TrainerFields) -> dict[str, object]:
+    if config.first("rope") is True and config.first("alibi") is not True:
+        return {"--position-embedding-type": "rope", "--rotary-base": int(config.number("rope_theta", 10_000.0))}
+    learned = "learned_absolute" if config.first("learned_pos_emb") is not False else "none"
+    return {"--position-embedding-type": "alibi" if config.first("alibi") is True else learned}

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shardwright.exporters.megatron.layout import layout_text
-from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
+from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of, words_of
 from shardwright.importers.python_values import Path, PythonValues
 from shardwright.importers.trainers import FULL, batch_words, offload_words, sharding_words
 from shardwright.spec.options import Options
@@ -79,22 +79,32 @@ def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> Traine
     offloads = config.first("enable_cpu_offload") is True
     if offloads and stage < 3:
         config.report("enable_cpu_offload", "offload of weights that are not sharded is not described", "write False")
+    counts = _layer_counts(config, depth, layers)
+    split = config.first("enable_sequence_parallel") is not False
     words = [
         *sharding_words(stage),
         *(offload_words(1.0) if offloads else ()),
         *batch_words(micro, total if total > 0 else local * ranks),
+        *words_of(
+            {
+                "--seq-length": config.whole("seq_len", 2048),
+                "--tensor-model-parallel-size": tensor,
+                "--pipeline-model-parallel-size": depth,
+                "--context-parallel-size": context,
+                "--expert-model-parallel-size": experts,
+                # Without expert parallelism tensor parallelism splits the experts, too.
+                "--expert-tensor-parallel-size": config.whole("expert_tensor_parallel_degree", 1)
+                if experts > 1
+                else None,
+                "--sequence-parallel": tensor > 1 and split,
+                "--tp-comm-overlap": config.first("enable_async_tensor_parallel") is True,
+                "--pipeline-model-parallel-layout": layout_text(counts, 0) if depth > 1 else None,
+            }
+        ),
+        *_recompute(config, layers // len(counts)),
+        *_precision(config),
+        *words_of({"--train-iters": config.whole("steps", 0) or None}),
     ]
-    words += ["--seq-length", str(config.whole("seq_len", 2048)), "--tensor-model-parallel-size", str(tensor)]
-    words += ["--pipeline-model-parallel-size", str(depth), "--context-parallel-size", str(context)]
-    words += ["--expert-model-parallel-size", str(experts)]
-    if experts > 1:  # without expert parallelism tensor parallelism splits the experts, too
-        words += ["--expert-tensor-parallel-size", str(config.whole("expert_tensor_parallel_degree", 1))]
-    words += ["--sequence-parallel"] if tensor > 1 and config.first("enable_sequence_parallel") is not False else []
-    words += ["--tp-comm-overlap"] if config.first("enable_async_tensor_parallel") is True else []
-    counts = _layer_counts(config, depth, layers)
-    words += ["--pipeline-model-parallel-layout", layout_text(counts, 0)] if depth > 1 else []
-    words += [*_recompute(config, layers // len(counts)), *_precision(config)]
-    words += ["--train-iters", str(steps)] if (steps := config.whole("steps", 0)) else []
     options = Options(loss="chunked" if config.first("loss_wrapper") == CHUNKED else None)
     return TrainerSettings(tuple(words), (), job_of("torchtitan", options=options), torchtitan_model(config))
 

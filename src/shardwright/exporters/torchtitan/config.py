@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pprint import pformat
 from string import Template
 
 from shardwright.errors import Problem, reject
-from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
+from shardwright.exporters.exported import Exported, call_text, plan_words, run_script, torchrun
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.torchtitan.models import Registered, differences, registered, registry
@@ -22,6 +21,7 @@ from shardwright.files import shipped_file
 from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
+from shardwright.rows import stated
 
 TARGET = "torchtitan"
 VERSION = trainers()[TARGET].version
@@ -58,7 +58,8 @@ def settings(plan: Plan) -> dict[str, dict[str, object]]:
     (replica,) = plan.replicas
     stage, depth = replica.stages[0], len(replica.stages)
     sharded = plan.optimizer.distributed and plan.data_parallel > 1
-    parallelism: dict[str, object] = {
+    schedule = "Interleaved1F1B" if plan.schedule.virtual_stages > 1 else "1F1B"
+    parallelism = {
         "data_parallel_replicate_degree": 1 if sharded else plan.data_parallel,
         "data_parallel_shard_degree": plan.data_parallel if sharded else 1,
         "fsdp_reshard_after_forward": RESHARD.get(plan.optimizer.sharding, "default"),
@@ -68,27 +69,21 @@ def settings(plan: Plan) -> dict[str, dict[str, object]]:
         "expert_parallel_degree": stage.expert_parallel,
         "pipeline_parallel_degree": depth,
         "spmd_backend": SPMD_BACKEND,
+        "pipeline_parallel_schedule": schedule if depth > 1 else None,
+        "pipeline_parallel_microbatch_size": plan.micro_batch if depth > 1 else None,
+        "module_fqns_per_model_part": modules_of_parts(plan) if depth > 1 else None,
     }
-    if depth > 1:
-        interleaved = plan.schedule.virtual_stages > 1
-        parallelism |= {
-            "pipeline_parallel_schedule": "Interleaved1F1B" if interleaved else "1F1B",
-            "pipeline_parallel_microbatch_size": plan.micro_batch,
-            "module_fqns_per_model_part": modules_of_parts(plan),
-        }
-    training: dict[str, object] = {
+    training = {
         "local_batch_size": plan.micro_batch * (replica.micro_batches if depth > 1 else 1),
         "global_batch_size": plan.job.global_batch,
         "seq_len": plan.job.seq_len,
         "dtype": "float32" if plan.job.masters else "bfloat16",
         "mixed_precision_param": "float32" if plan.job.precision == "fp32" else "bfloat16",
         "disable_cuda_graphs": depth > 1 or stage.expert_parallel > 1 or plan.optimizer.offload > 0.0,
+        "enable_cpu_offload": True if plan.optimizer.offload else None,
+        "steps": None if plan.job.iterations is None else math.ceil(plan.job.iterations),
     }
-    if plan.optimizer.offload:
-        training["enable_cpu_offload"] = True
-    if plan.job.iterations is not None:
-        training["steps"] = math.ceil(plan.job.iterations)
-    return {"training": training, "parallelism": parallelism}
+    return {"training": stated(training), "parallelism": stated(parallelism)}
 
 
 def modules_of_parts(plan: Plan) -> list[list[str]]:
@@ -121,8 +116,8 @@ def _file(plan: Plan, entry: Registered, values: dict[str, dict[str, object]]) -
         "loss": loss,
         "module": entry.module,
         "registry": f"model_registry({entry.flavor!r}{f', converters=[{converter[1]}]' if converter else ''})",
-        "training": _call("TrainingConfig", values["training"]),
-        "parallelism": _call("ParallelismConfig", values["parallelism"]),
+        "training": call_text("TrainingConfig", values["training"], indent=4),
+        "parallelism": call_text("ParallelismConfig", values["parallelism"], indent=4),
         "async_tensor_parallel": plan.overlap.tensor_parallel,
     }
     placeholders = {name: "" if value is None else value for name, value in placeholders.items()}
@@ -135,11 +130,6 @@ def _notes(plan: Plan, entry: Registered) -> list[str]:
     rows = [f"    {name} {theirs} in place of {ours}" for name, ours, theirs in differences(plan.model, entry)]
     title = f"torchtitan's registry has {entry.module} {entry.flavor} with constants that are not {plan.model.name}'s,"
     return ["", title, "and its configuration has no fields for them:", *rows] if rows else []
-
-
-def _call(name: str, values: dict[str, object]) -> str:
-    lines = [f"            {key}={pformat(value, width=100, compact=True, indent=4)}," for key, value in values.items()]
-    return "\n".join([f"{name}(", *lines, "        )"])
 
 
 def _script(plan: Plan) -> str:
