@@ -50,26 +50,33 @@ def accuracy_page(validation: Validation, page: Path, plot: Path | None) -> str:
     cross-validation.md beside it, where that exists."""
     summary = validation.summary
     published = validation.name == PUBLISHED
-    parts = ["# How far to trust the figures" if published else f"# Accuracy on {Path(validation.name).name}"]
-    if published:
-        parts.append(f"<!-- Written by `{COMMAND}`; edit reports/accuracy.py instead. -->")
-    parts += [_cross_validation(page, expected=published)]
-    parts += ["## In sample" if published else "", heading(validation), IN_SAMPLE if published else OWN]
-    if plot is not None:
-        link = Path(os.path.relpath(plot.resolve(), page.resolve().parent)).as_posix()
-        parts.append(f"![Predicted against measured time of an iteration, the band is 20 %]({link})")
-    parts.append(_markdown(rivals_section(summary.macro), RIVALS))
-    if summary.by:
-        parts.append(f"## Errors by group\n\n{GROUPS}")
-    for dimension, groups in summary.by.items():
-        shown = LONGEST_LIST if dimension == "model" else ALL
-        parts.append(_markdown(groups_section(dimension, groups, shown), level=3))
-    parts.append(_markdown(memory_section(summary.memory, ALL), MEMORY))
     fits = fits_words(summary.fits)
-    parts.append(f"## What fits\n\n{fits}\n\n{FITS}" if fits else "")
-    parts.append(_markdown(worst_section(summary.worst)))
-    parts.append(_markdown(skipped_section(summary, LONGEST_LIST)))
+    by_group = (
+        groups_section(dimension, groups, LONGEST_LIST if dimension == "model" else ALL)
+        for dimension, groups in summary.by.items()
+    )
+    parts = [
+        "# How far to trust the figures" if published else f"# Accuracy on {Path(validation.name).name}",
+        f"<!-- Written by `{COMMAND}`; edit reports/accuracy.py instead. -->" if published else "",
+        _cross_validation(page, expected=published),
+        "## In sample" if published else "",
+        heading(validation),
+        IN_SAMPLE if published else OWN,
+        "" if plot is None else _picture(page, plot),
+        _markdown(rivals_section(summary.macro), RIVALS),
+        f"## Errors by group\n\n{GROUPS}" if summary.by else "",
+        *(_markdown(section, level=3) for section in by_group),
+        _markdown(memory_section(summary.memory, ALL), MEMORY),
+        f"## What fits\n\n{fits}\n\n{FITS}" if fits else "",
+        _markdown(worst_section(summary.worst)),
+        _markdown(skipped_section(summary, LONGEST_LIST)),
+    ]
     return paragraphs(parts) + "\n"
+
+
+def _picture(page: Path, plot: Path) -> str:
+    link = Path(os.path.relpath(plot.resolve(), page.resolve().parent)).as_posix()
+    return f"![Predicted against measured time of an iteration, the band is 20 %]({link})"
 
 
 def accuracy_plot(validation: Validation) -> str:

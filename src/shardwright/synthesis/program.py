@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import field
+from itertools import groupby
 from typing import Any
 
 from shardwright.errors import SpecError, bad
@@ -241,10 +242,5 @@ def _sizes(row: tuple[int, ...]) -> str:
 
 def _runs(words: list[str]) -> str:
     """Return the words with neighbours that are alike counted: "3×a b"."""
-    runs: list[tuple[str, int]] = []
-    for word in words:
-        if runs and runs[-1][0] == word:
-            runs[-1] = (word, runs[-1][1] + 1)
-        else:
-            runs.append((word, 1))
+    runs = [(word, len(list(group))) for word, group in groupby(words)]
     return " ".join(f"{count}×{word}" if count > 1 else word for word, count in runs)

@@ -18,6 +18,7 @@ from shardwright.plans.ranking import (
     PassedOver,
     Ranking,
     SearchReport,
+    SpmdProgram,
     Usual,
     WithOptions,
 )
@@ -36,6 +37,7 @@ from shardwright.reports.text.explain import (
 )
 from shardwright.reports.text.plans import plan_chances, risk_document
 from shardwright.reports.text.strategy import SETTINGS
+from shardwright.rows import stated
 from shardwright.search.renting import choice_on_cluster
 from shardwright.units import format_bytes
 
@@ -47,31 +49,42 @@ VERSION = 2  # of the documents that commands print; 1 told reasons in English a
 
 def ranking_document(ranking: Ranking) -> Document:
     """Return what `plan --json` prints."""
-    document: dict[str, object] = {"version": VERSION, "plans": [to_document(plan) for plan in ranking.plans]}
-    if ranking.infeasible is not None:
-        document["infeasible"] = infeasible_document(ranking.infeasible)
     risks = [choice_on_cluster(plan) for plan in ranking.plans]
-    if any(risks):
-        document["risk"] = [None if choice is None else risk_document(choice) for choice in risks]
-    if any(plan_chances(plan) for plan in ranking.plans):
-        document["chances"] = [dict(plan_chances(plan)) for plan in ranking.plans]
-    document["baselines"] = [_baseline(entry) for entry in ranking.baselines]
-    if ranking.kinds:
-        document["kinds"] = [_baseline(entry) for entry in ranking.kinds]
-    document["search"] = _search(ranking.search)
-    if isinstance(ranking.program, NoProgram):
-        document["program"] = {"kind": "no_program", "words": ranking.program.reason}
-    elif ranking.program is not None:
-        document["program"] = asdict(ranking.program)
-    document["nearby"] = [asdict(row) for row in ranking.nearby]
-    if ranking.fewer is not None:
-        document["fewer"] = [asdict(row) for row in ranking.fewer]
-    document["trainers"] = [list(names) for names in ranking.trainers]
-    document["no_trainer"] = None if ranking.no_trainer is None else finding_document(ranking.no_trainer)
-    document["passed_over"] = None if ranking.passed_over is None else _passed_over(ranking.passed_over)
-    document["usual"] = None if ranking.usual is None else _usual(ranking.usual)
-    document["with_options"] = None if ranking.with_options is None else _with_options(ranking.with_options)
-    return document
+    chances = [dict(plan_chances(plan)) for plan in ranking.plans]
+    risk_documents = [None if choice is None else risk_document(choice) for choice in risks]
+    infeasible = None if ranking.infeasible is None else infeasible_document(ranking.infeasible)
+    return {
+        "version": VERSION,
+        "plans": [to_document(plan) for plan in ranking.plans],
+        **stated(
+            {
+                "infeasible": infeasible,
+                "risk": risk_documents if any(risks) else None,
+                "chances": chances if any(chances) else None,
+            }
+        ),
+        "baselines": [_baseline(entry) for entry in ranking.baselines],
+        **stated(
+            {
+                "kinds": [_baseline(entry) for entry in ranking.kinds] or None,
+                "search": _search(ranking.search),
+                "program": None if ranking.program is None else _program(ranking.program),
+                "nearby": [asdict(row) for row in ranking.nearby],
+                "fewer": None if ranking.fewer is None else [asdict(row) for row in ranking.fewer],
+            }
+        ),
+        "trainers": [list(names) for names in ranking.trainers],
+        "no_trainer": None if ranking.no_trainer is None else finding_document(ranking.no_trainer),
+        "passed_over": None if ranking.passed_over is None else _passed_over(ranking.passed_over),
+        "usual": None if ranking.usual is None else _usual(ranking.usual),
+        "with_options": None if ranking.with_options is None else _with_options(ranking.with_options),
+    }
+
+
+def _program(program: SpmdProgram | NoProgram) -> Document:
+    if isinstance(program, NoProgram):
+        return {"kind": "no_program", "words": program.reason}
+    return asdict(program)
 
 
 def infeasible_document(infeasible: NoPlan) -> Document:

@@ -16,7 +16,7 @@ from shardwright.search.renting import Rental
 
 def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
     """Return what `shop --json` prints."""
-    document: dict[str, object] = {
+    return {
         "version": VERSION,
         "front": [_choice_document(place, result) for place in range(len(result.front))],
         "picks": {
@@ -29,12 +29,10 @@ def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
         "deadline_hours": result.deadline_hours,
         "budget_dollars": result.budget_dollars,
         "sure": result.sure,
+        **({} if result.infeasible is None else {"infeasible": infeasible_document(result.infeasible)}),
+        "search": _report_document(result.report),
+        "assumed": [*assumed, *offers_assumed(result.offers.offers, result.offers.assumed)],
     }
-    if result.infeasible is not None:
-        document["infeasible"] = infeasible_document(result.infeasible)
-    document["search"] = _report_document(result.report)
-    document["assumed"] = [*assumed, *offers_assumed(result.offers.offers, result.offers.assumed)]
-    return document
 
 
 def _choice_document(place: int, result: Shopping) -> Document:

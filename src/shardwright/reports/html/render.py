@@ -90,21 +90,18 @@ def _contents(sections: Sequence[Section]) -> str:
 
 def section_html(section: Section) -> str:
     """Return a section as HTML; its chart is drawn by the script."""
-    name = escape(section.name)
-    parts = [f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(section.title)}</h2>']
-    if section.lead:
-        parts.append(f"<p>{escape(section.lead)}</p>")
-    if section.points:
-        parts.append("<ul>" + "".join(f"<li>{escape(point)}</li>" for point in section.points) + "</ul>")
-    if section.chart is not None:
-        label = escape(section.chart.label)
-        parts.append(f'<div class="chart" data-chart="{name}" role="img" aria-label="{label}"></div>')
-    if section.table is not None:
-        table = _table(section.table)
-        parts.append(table if section.table.open else f"<details><summary>As a table</summary>{table}</details>")
-    if section.code:
-        parts.append(f'<pre tabindex="0"><code>{escape(section.code)}</code></pre>')
-    return "\n".join([*parts, "</section>"])
+    name, chart, table = escape(section.name), section.chart, section.table
+    label = "" if chart is None else escape(chart.label)
+    parts = (
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(section.title)}</h2>',
+        f"<p>{escape(section.lead)}</p>" if section.lead else "",
+        "<ul>" + "".join(f"<li>{escape(point)}</li>" for point in section.points) + "</ul>" if section.points else "",
+        f'<div class="chart" data-chart="{name}" role="img" aria-label="{label}"></div>' if chart else "",
+        "" if table is None else _table(table),
+        f'<pre tabindex="0"><code>{escape(section.code)}</code></pre>' if section.code else "",
+        "</section>",
+    )
+    return "\n".join(part for part in parts if part)
 
 
 def _table(table: Table) -> str:
@@ -114,4 +111,5 @@ def _table(table: Table) -> str:
 
     rows = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in table.rows)
     head = cells(table.columns, "th").replace("<th", '<th scope="col"')
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    whole = f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return whole if table.open else f"<details><summary>As a table</summary>{whole}</details>"

@@ -10,7 +10,7 @@ from shardwright.spec.cluster import Gpu
 from shardwright.spec.layer import Attention, Layer, Moe
 from shardwright.spec.model import Model, Tower
 from shardwright.spec.sounds import SPECTRA
-from shardwright.units import GIGA, TERA, format_bytes, format_count
+from shardwright.units import GIGA, TERA, counted, format_bytes, format_count
 
 NONE = "–"
 
@@ -96,26 +96,25 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
     active = model.active_parameters
     count = f"{model.parameters:,} ({format_count(model.parameters)})"
     heads = "tied to the embedding" if model.tied_embeddings else "of its own"
+    scaling = model.rotary_scaling
+    kinds = {kind: sum(layer == kind for layer in model.layers) for kind in model.kinds}
     lines = [
         ("parameters", count + (f", {active:,} active for each token" if active != model.parameters else "")),
         ("shape", f"{len(model.layers)} layers of hidden width {model.hidden:,}, {model.norm}"),
         ("vocabulary", f"{model.vocab:,}, output layer {heads}"),
         ("positions", _positions(model)),
+        *((counted(number, "layer"), _layer_words(kind)) for kind, number in kinds.items()),
+        *(line for tower in model.towers for line in _lines_of(tower)),
+        ("source", source),
+        ("norm epsilon", "" if model.norm_epsilon is None else f"{model.norm_epsilon:g}"),
+        ("scaling", "" if scaling is None else f"rotary positions {scaling.kind}, factor {scaling.factor:g}"),
+        ("rotary", "even and odd dimensions interleave" if model.rotary_interleaved else ""),
+        ("particular", model.particular or ""),
+        *(("guessed", words) for words in model.guesses),
+        *(("assumed", words) for words in model.assumed),
     ]
-    for kind in model.kinds:
-        number = sum(layer == kind for layer in model.layers)
-        lines += [(f"{number} layer" + ("s" if number > 1 else ""), _layer_words(kind))]
-    lines += [line for tower in model.towers for line in _lines_of(tower)]
-    lines += [("source", source)] if source else []
-    lines += [("norm epsilon", f"{model.norm_epsilon:g}")] if model.norm_epsilon is not None else []
-    if model.rotary_scaling is not None:
-        scaling = model.rotary_scaling
-        lines += [("scaling", f"rotary positions {scaling.kind}, factor {scaling.factor:g}")]
-    lines += [("rotary", "even and odd dimensions interleave")] if model.rotary_interleaved else []
-    lines += [("particular", model.particular)] if model.particular else []
-    lines += [("guessed", words) for words in model.guesses]
-    lines += [("assumed", words) for words in model.assumed]
-    return "\n".join([model.name, *(labelled(name, words, width) for name, words in lines)])
+    said = [labelled(name, words, width) for name, words in lines if words]
+    return "\n".join([model.name, *said])
 
 
 def _lines_of(tower: Tower) -> list[tuple[str, str]]:
@@ -148,34 +147,37 @@ def _positions(model: Model) -> str:
 
 
 def _layer_words(layer: Layer) -> str:
-    parts = [_attention_words(layer.attention)] if layer.attention else []
-    parts += ["attention to what is read"] if layer.cross else []
-    parts += [layer.mixer.words] if layer.mixer else []
-    if layer.moe is not None:
-        parts.append(_moe_words(layer.moe))
-    if layer.mlp is not None:
-        parts.append(f"feed-forward of width {layer.mlp.width:,}" + (", gated" if layer.mlp.gated else ""))
-    parts += ["attention and feed-forward shared with other layers"] if layer.shared else []
-    parts += [f"an embedding of its own of width {layer.embedded:,}"] if layer.embedded else []
-    return "; ".join(parts)
+    parts = (
+        _attention_words(layer.attention) if layer.attention else "",
+        "attention to what is read" if layer.cross else "",
+        layer.mixer.words if layer.mixer else "",
+        _moe_words(layer.moe) if layer.moe else "",
+        f"feed-forward of width {layer.mlp.width:,}{', gated' if layer.mlp.gated else ''}" if layer.mlp else "",
+        "attention and feed-forward shared with other layers" if layer.shared else "",
+        f"an embedding of its own of width {layer.embedded:,}" if layer.embedded else "",
+    )
+    return "; ".join(part for part in parts if part)
 
 
 def _attention_words(attention: Attention) -> str:
-    mla = attention.latent
-    if mla is not None:
-        words = f"multi-head latent attention, {attention.heads} heads, key-value rank {mla.kv_rank}"
+    latent, sparse = attention.latent, attention.sparse
+    if latent is not None:
+        words = f"multi-head latent attention, {attention.heads} heads, key-value rank {latent.kv_rank}"
     else:
         words = (
             f"attention of {attention.heads} heads of {attention.head_dim}, {attention.kv_heads} for keys and values"
         )
-    words += {"values": ", which are the same", "both": " of an earlier layer"}.get(attention.reused or "", "")
-    words += f", window {attention.window:,}" if attention.window is not None else ""
-    words += "" if attention.causal else ", in both directions"
-    words += ", gated" if attention.gate is not None else ""
-    if attention.sparse is not None:
-        words += f", over {attention.sparse.top_k:,} keys that an indexer picks"
-        words += "" if attention.sparse.heads else " in a layer before"
-    return words
+    return "".join(
+        (
+            words,
+            {"values": ", which are the same", "both": " of an earlier layer"}.get(attention.reused or "", ""),
+            f", window {attention.window:,}" if attention.window is not None else "",
+            "" if attention.causal else ", in both directions",
+            ", gated" if attention.gate is not None else "",
+            f", over {sparse.top_k:,} keys that an indexer picks" if sparse else "",
+            " in a layer before" if sparse and not sparse.heads else "",
+        )
+    )
 
 
 def _moe_words(moe: Moe) -> str:

@@ -72,8 +72,8 @@ def gaps(mine: Plan, best: Plan) -> tuple[Gap, ...]:
 
 def changes(mine: Plan, best: Plan) -> dict[str, tuple[str, str]]:
     """Return the settings that differ, by their names in `strategy.SETTINGS`: of `mine` and of `best`."""
-    pairs = zip(strategy.switches(mine), strategy.switches(best), strict=True)
-    return {name: (value, other) for (name, value), (_, other) in pairs if value != other}
+    others = strategy.switches(best)
+    return {name: (value, others[name]) for name, value in strategy.switches(mine).items() if value != others[name]}
 
 
 def telling_gaps(mine: Plan, best: Plan) -> list[Gap]:

@@ -45,25 +45,32 @@ def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH, 
 def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     best = ranking.best
     yield from plan_answers(best, whole_run(best), mixed.idle_sentence(ranking), ranking.usual)
-    yield "how good", "; ".join(_good(ranking))
-    yield from (("not proved", words) for words in _left_out(ranking))
-    yield from (("program", words) for words in [programs.program_words(ranking)] if words)
-    yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)
+    rows = (
+        ("how good", "; ".join(_good(ranking))),
+        ("not proved", _left_out(ranking)),
+        ("program", programs.program_words(ranking)),
+        ("nearby", "; ".join(map(partial(_near, best), ranking.nearby))),
+    )
+    yield from (row for row in rows if row[1])
 
 
 def plan_answers(best: Plan, whole: str, idle: str = "", usual: Usual | None = None) -> Iterator[tuple[str, str]]:
     """Return what there is to say of a plan alone, `whole` the words of its whole run, `idle` of the GPUs without,
     `usual` the best plan without what is hardly tested of it."""
-    yield "run", f"{mixed.gpu_words(best)}: {strategy.degrees_words(best)}; {runs_on(best)}"
-    yield from (("experts", words) for words in [strategy.products_words(best)] if words)
-    yield from (("idle", words) for words in [idle] if words)
-    yield from (("measured", outcome.measured_words(known)) for known in [best.predicted.measured] if known)
-    yield "speed", _speed(best)
-    yield from (("whole run", words) for words in [whole] if words)
-    yield from (("price", words) for words in ["; ".join(_prices(best))] if words)
-    yield "memory", _memory(best)
-    yield "bottleneck", outcome.bottleneck(best.predicted)
-    yield "how sure", "; ".join(_sure(best, usual))
+    known = best.predicted.measured
+    rows = (
+        ("run", f"{mixed.gpu_words(best)}: {strategy.degrees_words(best)}; {runs_on(best)}"),
+        ("experts", strategy.products_words(best)),
+        ("idle", idle),
+        ("measured", "" if known is None else outcome.measured_words(known)),
+        ("speed", _speed(best)),
+        ("whole run", whole),
+        ("price", "; ".join(_prices(best))),
+        ("memory", _memory(best)),
+        ("bottleneck", outcome.bottleneck(best.predicted)),
+        ("how sure", "; ".join(_sure(best, usual))),
+    )
+    yield from (row for row in rows if row[1])
 
 
 def runs_on(plan: Plan) -> str:
@@ -136,27 +143,27 @@ def _sure(best: Plan, usual: Usual | None) -> Iterator[str]:
 
 
 def _good(ranking: Ranking) -> Iterator[str]:
-    best = ranking.best
-    yield from (words for words in [against_rules(ranking)] if words)
-    yield from (words for words in [kinds_words(ranking.kinds, best)] if words)
-    gap = ranking.search.gap
-    if gap is not None:
-        near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
-        early = "stopped early: " if ranking.search.interrupted else ""
-        yield f"{early}proved {near} of {ranking.search.candidates:,} candidates"
-    beside = passed_over_words(ranking.passed_over), with_options_words(ranking.with_options)
-    yield from (words for words in beside if words)
+    gap, best = ranking.search.gap, ranking.best
+    near = "" if gap is None else "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
+    early = "stopped early: " if ranking.search.interrupted else ""
+    rows = (
+        against_rules(ranking),
+        kinds_words(ranking.kinds, best),
+        f"{early}proved {near} of {ranking.search.candidates:,} candidates" if near else "",
+        passed_over_words(ranking.passed_over),
+        with_options_words(ranking.with_options),
+    )
+    yield from (row for row in rows if row)
 
 
-def _left_out(ranking: Ranking) -> Iterator[str]:
-    """Yield what a proof does not cover: a few kinds of plans, and how many more there are."""
+def _left_out(ranking: Ranking) -> str:
+    """Return what a proof does not cover: a few kinds of plans, and how many more there are; "" where it covers all."""
     kinds = ranking.search.not_covered if ranking.search.gap is not None else ()
     shown = kinds if len(kinds) <= NAMED + 1 else kinds[:NAMED]
     more = [f"{len(kinds) - len(shown)} other kinds that --details names"] if len(shown) < len(kinds) else []
     mixes = [in_words(kind) for kind in shown if isinstance(kind, MixedPlans)]
     others = [*(in_words(kind) for kind in shown if not isinstance(kind, MixedPlans)), *more]
-    if kinds:
-        yield "; ".join([*mixes, *(["plans with " + "; ".join(others)] if others else [])])
+    return "; ".join([*mixes, *(["plans with " + "; ".join(others)] if others else [])])
 
 
 def _near(best: Plan, row: Nearby) -> str:

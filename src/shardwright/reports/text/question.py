@@ -133,22 +133,18 @@ def samples_words(job: Job, count: int) -> str:
 
 def job_line(job: Job) -> str:
     """Return batch, sequence, precision and length of a job."""
+    adapter, deadline, budget = job.adapter, job.deadline_hours, job.budget_dollars
+    targets = "" if adapter is None else BESIDE.get(adapter.targets, "+".join(adapter.targets))
     loss = "" if job.preference is None else f"{job.preference.name}: "
-    words = [f"{loss}global batch {samples_words(job, job.global_batch)}", job.precision, job.optimizer]
-    if job.projection_rank is not None:
-        words[-1] += f" of rank {job.projection_rank}"
-    if job.adapter is not None:
-        words.append(f"{job.adapter.name} beside {BESIDE.get(job.adapter.targets, '+'.join(job.adapter.targets))}")
-    if job.document_tokens is not None:
-        words.append(f"attention within documents ({job.attended_tokens:,.0f} tokens)")
-    if job.fp8_recipe:
-        words[1] += f" ({job.fp8_recipe})"
-    if job.tokens is not None:
-        words.append(f"{format_count(job.tokens)} tokens in all")
-    if job.objective != "time":
-        words.append(f"least {job.objective}")
-    if job.deadline_hours is not None:
-        words.append(f"within {format_seconds(job.deadline_hours * SECONDS_PER_HOUR)}")
-    if job.budget_dollars is not None:
-        words.append(f"for at most {format_dollars(job.budget_dollars)}")
-    return ", ".join(words)
+    words = (
+        f"{loss}global batch {samples_words(job, job.global_batch)}",
+        job.precision + (f" ({job.fp8_recipe})" if job.fp8_recipe else ""),
+        job.optimizer + ("" if job.projection_rank is None else f" of rank {job.projection_rank}"),
+        "" if adapter is None else f"{adapter.name} beside {targets}",
+        "" if job.document_tokens is None else f"attention within documents ({job.attended_tokens:,.0f} tokens)",
+        "" if job.tokens is None else f"{format_count(job.tokens)} tokens in all",
+        "" if job.objective == "time" else f"least {job.objective}",
+        "" if deadline is None else f"within {format_seconds(deadline * SECONDS_PER_HOUR)}",
+        "" if budget is None else f"for at most {format_dollars(budget)}",
+    )
+    return ", ".join(part for part in words if part)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.plans.plan import Plan, Replica, Stage
+from shardwright.rows import holding
 from shardwright.spec.catalog.frameworks import framework_options
 from shardwright.spec.options import VALUES, said
 from shardwright.units import counted
@@ -48,37 +50,37 @@ SETTINGS = {
 }
 
 
-def switches(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a plan by their names in `SETTINGS`."""
-    stage = plan.stages[0]
-    yield "gpu_types", " + ".join(dict.fromkeys(s.gpu for s in plan.stages))
-    yield "gpus", str(plan.gpus)
-    yield "tensor_parallel", tensor_parallel_words(plan)
-    yield "context_parallel", str(stage.context_parallel)
-    yield "pipeline_parallel", several(str(len(replica.stages)) for replica in plan.replicas)
-    yield "data_parallel", str(plan.data_parallel)
-    yield "expert_parallel", str(stage.expert_parallel)
-    yield "expert_tensor_parallel", str(stage.expert_tensor_parallel)
-    yield "virtual_stages", str(plan.schedule.virtual_stages)
-    yield "micro_batch", str(plan.micro_batch)
-    yield "schedule", plan.schedule.kind if plan.schedule.waves is None else waves_words(plan)
-    yield "rows", rows_words(plan)
-    yield "state", state_words(plan)
-    yield "micro_batches", several(str(replica.micro_batches) for replica in plan.replicas)
-    yield "layers", several(replica_split_words(replica) for replica in plan.replicas)
-    yield "recompute", recompute_words(plan)
-    yield "sharding", plan.optimizer.sharding
-    yield "offload", f"{plan.optimizer.offload:.0%}"
-    yield "sequence_parallel", _on(plan.sequence_parallel)
-    yield "flash_attention", _on(plan.flash_attention)
-    yield "overlap_grad_reduce", _on(plan.overlap.grad_reduce)
-    yield "overlap_param_gather", _on(plan.overlap.param_gather)
-    yield "overlap_tensor_parallel", _on(plan.overlap.tensor_parallel)
-    yield "overlap_pipeline", _on(plan.overlap.pipeline)
-    yield "rank_order", plan.rank_order
-    given = said(plan.job.options)
-    for name in VALUES:
-        yield name, given.get(name, "default")
+def switches(plan: Plan) -> dict[str, str]:
+    """Return the settings of a plan by their names in `SETTINGS`."""
+    stage, replicas, overlap, given = plan.stages[0], plan.replicas, plan.overlap, said(plan.job.options)
+    return {
+        "gpu_types": " + ".join(dict.fromkeys(s.gpu for s in plan.stages)),
+        "gpus": str(plan.gpus),
+        "tensor_parallel": tensor_parallel_words(plan),
+        "context_parallel": str(stage.context_parallel),
+        "pipeline_parallel": several(str(len(replica.stages)) for replica in replicas),
+        "data_parallel": str(plan.data_parallel),
+        "expert_parallel": str(stage.expert_parallel),
+        "expert_tensor_parallel": str(stage.expert_tensor_parallel),
+        "virtual_stages": str(plan.schedule.virtual_stages),
+        "micro_batch": str(plan.micro_batch),
+        "schedule": plan.schedule.kind if plan.schedule.waves is None else waves_words(plan),
+        "rows": rows_words(plan),
+        "state": state_words(plan),
+        "micro_batches": several(str(replica.micro_batches) for replica in replicas),
+        "layers": several(replica_split_words(replica) for replica in replicas),
+        "recompute": recompute_words(plan),
+        "sharding": plan.optimizer.sharding,
+        "offload": f"{plan.optimizer.offload:.0%}",
+        "sequence_parallel": _on(plan.sequence_parallel),
+        "flash_attention": _on(plan.flash_attention),
+        "overlap_grad_reduce": _on(overlap.grad_reduce),
+        "overlap_param_gather": _on(overlap.param_gather),
+        "overlap_tensor_parallel": _on(overlap.tensor_parallel),
+        "overlap_pipeline": _on(overlap.pipeline),
+        "rank_order": plan.rank_order,
+        **{name: given.get(name, "default") for name in VALUES},
+    }
 
 
 def _on(value: bool) -> str:
@@ -210,12 +212,7 @@ def replica_split_words(replica: Replica) -> str:
 
 
 def _runs(counts: list[int]) -> str:
-    runs: list[tuple[int, int]] = []
-    for count in counts:
-        if runs and runs[-1][1] == count:
-            runs[-1] = (runs[-1][0] + 1, count)
-        else:
-            runs.append((1, count))
+    runs = [(len(list(group)), count) for count, group in groupby(counts)]
     return ", ".join(f"{number} × {count}" if number > 1 else str(count) for number, count in runs)
 
 
@@ -286,13 +283,12 @@ def degrees_words(plan: Plan) -> str:
     return ", ".join([*words, *apart, f"micro-batch {plan.micro_batch}", *_state_words(plan)])
 
 
-def _state_words(plan: Plan) -> Iterator[str]:
-    optimizer = plan.optimizer
-    if optimizer.sharding in ("zero2", "zero3"):
-        yield optimizer.sharding.replace("zero", "ZeRO-")
-    if plan.job.options.weights_in_host:
-        yield "weights in host memory"
-    if optimizer.offload and optimizer.sharding == "zero3" and memory_facts(plan.job.framework).weights_follow:
-        yield "weights and optimizer in host memory"
-    elif optimizer.offload:
-        yield f"{optimizer.offload:.0%} of the optimizer in host memory"
+def _state_words(plan: Plan) -> tuple[str, ...]:
+    optimizer, follow = plan.optimizer, memory_facts(plan.job.framework).weights_follow
+    both = optimizer.offload and optimizer.sharding == "zero3" and follow
+    return holding(
+        (optimizer.sharding in ("zero2", "zero3"), optimizer.sharding.replace("zero", "ZeRO-")),
+        (plan.job.options.weights_in_host, "weights in host memory"),
+        (both, "weights and optimizer in host memory"),
+        (optimizer.offload and not both, f"{optimizer.offload:.0%} of the optimizer in host memory"),
+    )
