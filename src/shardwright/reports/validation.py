@@ -194,15 +194,14 @@ def memory_section(groups: Sequence[ErrorGroup], shown: int) -> Section:
 
 def fits_words(fits: Fits) -> str:
     """Return how well the probability to fit is, in a sentence; nothing without runs that say."""
-    parts = []
-    if fits.ran_below_tenth is not None:
-        parts.append(f"of {fits.ran:,} runs that ran, {fits.ran_below_tenth:.1%} have a probability below 10%")
-    if fits.failed_above_nine_tenths is not None:
-        share = f"{fits.failed_above_nine_tenths:.1%}"
-        parts.append(f"of {fits.failed:,} that failed, {share} have one above 90%")
-    if fits.roc_area is not None:
-        parts.append(f"area under the ROC curve {fits.roc_area:.3f}")
-    return f"Probability to fit in memory: {'; '.join(parts)}." if parts else ""
+    below, above, area = fits.ran_below_tenth, fits.failed_above_nine_tenths, fits.roc_area
+    parts = (
+        "" if below is None else f"of {fits.ran:,} runs that ran, {below:.1%} have a probability below 10%",
+        "" if above is None else f"of {fits.failed:,} that failed, {above:.1%} have one above 90%",
+        "" if area is None else f"area under the ROC curve {area:.3f}",
+    )
+    words = "; ".join(part for part in parts if part)
+    return f"Probability to fit in memory: {words}." if words else ""
 
 
 def worst_section(entries: Sequence[Worst]) -> Section:

@@ -132,6 +132,10 @@ SENTENCES = {
     ),
     findings.SmallerMicroBatch: "it fits with a micro-batch of {0.size}",
     findings.Shortage: "needs {0.needed_bytes:bytes} of {0.memory_bytes:bytes}",
+    findings.MixedPlans: "{0.of:finding} that mix GPU types, which {0.lacking:all}",
+    findings.SeveralMakers: "GPUs of {0.makers:and} together, which no library joins",
+    findings.Stopped: "the search was stopped before it found a plan; give it more time",
+    findings.NothingAsFast: "no plan takes at most {0.seconds:seconds} an iteration",
 }
 MEANING = {
     Cause.MEMORY: "does not fit in memory",
@@ -180,6 +184,8 @@ class _Words(Formatter):
 
 
 WRITERS: dict[str, Callable[[Any], str]] = {
+    "all": lambda parts: " and ".join(map(in_words, parts)),
+    "and": " and ".join,
     "bytes": format_bytes,
     "dollars": format_dollars,
     "finding": in_words,
@@ -187,6 +193,7 @@ WRITERS: dict[str, Callable[[Any], str]] = {
     "hours": lambda hours: format_seconds(hours * SECONDS_PER_HOUR),
     "limits": limit_names,
     "names": ", ".join,
+    "seconds": format_seconds,
 }
 _WORDS = _Words()
 
@@ -203,20 +210,9 @@ def _(finding: findings.RareSwitch) -> str:
 
 
 @in_words.register
-def _(finding: findings.MixedPlans) -> str:
-    why = " and ".join(map(in_words, finding.lacking))
-    return f"{in_words(finding.of)} that mix GPU types, which {why}"
-
-
-@in_words.register
 def _(finding: findings.Offload) -> str:
     gain = "" if finding.gain is None else f", which saves {finding.gain:.1%} of the time at most"
     return f"the optimizer in host memory in unequal pipelines{gain} (--set offload=0,0.25,0.5,0.75,1 searches it)"
-
-
-@in_words.register
-def _(finding: findings.SeveralMakers) -> str:
-    return f"GPUs of {' and '.join(finding.makers)} together, which no library joins"
 
 
 @in_words.register
@@ -246,16 +242,6 @@ def _(finding: findings.NoTrainer) -> str:
     of_model = any(words.startswith("model") for _, words in finding.lacks)
     what = f"family {finding.family}" if of_model else f"this job of {finding.family}"
     return f"no trainer for {' or '.join(finding.frameworks)} that we know runs {what} ({lacks}); {runs}"
-
-
-@in_words.register
-def _(finding: findings.Stopped) -> str:
-    return "the search was stopped before it found a plan; give it more time"
-
-
-@in_words.register
-def _(finding: findings.NothingAsFast) -> str:
-    return f"no plan takes at most {format_seconds(finding.seconds)} an iteration"
 
 
 @in_words.register

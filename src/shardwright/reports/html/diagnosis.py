@@ -33,24 +33,23 @@ def diagnosis_page(document: Document, efficiency: Efficiency) -> Page:
     """Return the page of what `diagnose --json` printed."""
     plan = from_document(document["plan"], "plan")
     step, expected = document["step_seconds"], document["expected_seconds"]
-    low, high = document["interval_seconds"]
-    figures = [
-        Figure(
-            label="expected", value=format_seconds(expected), note=f"{format_seconds(low)} to {format_seconds(high)}"
-        )
-    ]
-    if step is not None:
-        figures.insert(0, Figure(label="measured", value=format_seconds(step), note=f"{step / expected - 1.0:+.0%}"))
-    if document["causes"]:
-        first = document["causes"][0]
-        figures.append(
-            Figure(label="mending the first cause", value=format_seconds(first["saving_seconds"]), note=first["title"])
-        )
+    low, high = map(format_seconds, document["interval_seconds"])
+    measured = "" if step is None else f"{step / expected - 1.0:+.0%}"
+    first: Document = document["causes"][0] if document["causes"] else {"saving_seconds": None, "title": ""}
+    figures: tuple[tuple[str, float | None, str], ...] = (
+        ("measured", step, measured),
+        ("expected", expected, f"{low} to {high}"),
+        ("mending the first cause", first["saving_seconds"], first["title"]),
+    )
     return Page(
         title=f"Why {plan.model.name} takes what it takes",
         answer=document["words"],
         context=context_lines(plan),
-        figures=tuple(figures),
+        figures=tuple(
+            Figure(label=label, value=format_seconds(seconds), note=note)
+            for label, seconds, note in figures
+            if seconds is not None
+        ),
         sections=tuple(_sections(document, plan, efficiency)),
         files={"plan.json": dumps(plan)},
     )
@@ -137,12 +136,14 @@ def _causes(document: Document) -> Section:
 
 
 def _memory(memory: Document) -> Section:
-    rows = [(name.removesuffix("_bytes"), format_bytes(value), "") for name, value in memory["account_bytes"].items()]
     pairs = (("needed", "needed_bytes"), ("tensors", "allocated_bytes"), ("reserved", "reserved_bytes"))
-    rows.append(("in all", format_bytes(memory["account_total_bytes"]), ""))
-    rows += [(name, "", format_bytes(memory[key])) for name, key in pairs if memory[key] is not None]
-    rows.append(("the GPU has", "", format_bytes(memory["capacity_bytes"])))
-    table = Table(columns=("kind", "account", "measured"), rows=tuple(rows), words=("kind",), open=True)
+    rows = (
+        *((name.removesuffix("_bytes"), format_bytes(size), "") for name, size in memory["account_bytes"].items()),
+        ("in all", format_bytes(memory["account_total_bytes"]), ""),
+        *((name, "", format_bytes(memory[key])) for name, key in pairs if memory[key] is not None),
+        ("the GPU has", "", format_bytes(memory["capacity_bytes"])),
+    )
+    table = Table(columns=("kind", "account", "measured"), rows=rows, words=("kind",), open=True)
     points = (*memory["notes"], *memory["changes"])
     return Section(name="memory-told", title=f"Memory of a GPU of stage {memory['stage']}", points=points, table=table)
 

@@ -34,10 +34,10 @@ def answer(plan: Plan) -> str:
     words = (
         f"{plan.model.name} trains on {gpu_words(plan)} at {format_count(prediction.tokens_per_second)} tokens a second"
     )
-    if hours is not None:
-        words += f": all tokens in {format_seconds(hours * SECONDS_PER_HOUR)}"
-        words += "" if dollars is None else f" for {format_dollars(dollars)}"
-    return words + "."
+    if hours is None:
+        return f"{words}."
+    money = "" if dollars is None else f" for {format_dollars(dollars)}"
+    return f"{words}: all tokens in {format_seconds(hours * SECONDS_PER_HOUR)}{money}."
 
 
 def plan_page(

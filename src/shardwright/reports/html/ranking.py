@@ -113,17 +113,17 @@ def _search(best: Plan, report: Mapping[str, Any], *cautions: Mapping[str, Any] 
         f"{format_count(report['candidates'])} candidates in {format_seconds(report['seconds'])}; "
         f"{report['costed']:,} were costed one by one, the others fell as below."
     )
-    points = []
-    if report["gap"] is not None:
-        least = mixed.least_words(best, report.get("lower_bound_dollars"))
-        points.append(f"Certificate: no plan of the space {least}; this one is within {report['gap']:.2%} of that.")
-    points += [f"Caution: {caution['words']}." for caution in cautions if caution and caution["words"]]
-    if report["not_covered"]:
-        points.append("Not covered: " + "; ".join(kind["words"] for kind in report["not_covered"]) + ".")
+    gap, left_out = report["gap"], "; ".join(kind["words"] for kind in report["not_covered"])
+    least = "" if gap is None else mixed.least_words(best, report.get("lower_bound_dollars"))
+    points = (
+        f"Certificate: no plan of the space {least}; this one is within {gap:.2%} of that." if least else "",
+        *(f"Caution: {caution['words']}." for caution in cautions if caution and caution["words"]),
+        f"Not covered: {left_out}." if left_out else "",
+    )
     yield Section(
         name="search",
         title="What the search dropped, and the proof",
         lead=lead,
-        points=tuple(points),
+        points=tuple(point for point in points if point),
         table=Table(columns=("reason", "candidates", "meaning"), rows=rows, words=("reason", "meaning"), open=True),
     )

@@ -43,14 +43,19 @@ def profile_text(
         for family in families
     ]
     head = f"{profile.gpu.name}: {profile.device} × {profile.count}, {format_bytes(profile.memory_bytes)} each"
-    parts = [head, table(HEADER, rows, words=("operators", "dtype"), width=width), wrapped(LEGEND, "  ", width)]
-    for link in links:
-        words = f"links {link.scope}: {_link(link.measured)} measured; {_link(link.predicted)} predicted"
-        parts.append(wrapped(words, "  ", width))
-    if profile.gpu.vendor == "custom":
-        words = "The catalogue has no such GPU. This cluster file (YAML or JSON) describes it as measured:"
-        parts += [wrapped(words, "", width), json.dumps(fragment, indent=1, ensure_ascii=False)]
-    parts.append(f"Plan with it: shardwright plan … --machine-profile {path}")
+    beside = (
+        f"links {link.scope}: {_link(link.measured)} measured; {_link(link.predicted)} predicted" for link in links
+    )
+    unknown = "The catalogue has no such GPU. This cluster file (YAML or JSON) describes it as measured:"
+    described = [wrapped(unknown, "", width), json.dumps(fragment, indent=1, ensure_ascii=False)]
+    parts = (
+        head,
+        table(HEADER, rows, words=("operators", "dtype"), width=width),
+        wrapped(LEGEND, "  ", width),
+        *(wrapped(words, "  ", width) for words in beside),
+        *(described if profile.gpu.vendor == "custom" else ()),
+        f"Plan with it: shardwright plan … --machine-profile {path}",
+    )
     return "\n\n".join(parts)
 
 

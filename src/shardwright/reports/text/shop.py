@@ -33,13 +33,15 @@ def chosen(result: Shopping) -> int:
 
 def shop_text(result: Shopping, model: Model, job: Job, assumed: Sequence[str], width: int = WIDTH) -> str:
     """Return the report: the answer, the front, the chosen plan in full, and what was assumed."""
-    parts = [front_text(result, model, job, MOST_ROWS, width)]
-    if result.front:
-        parts.append(_marginal(result, width))
-    if result.infeasible is None:
-        choice = result.front[chosen(result)]
-        parts += [plan_text(choice.plan, f"The plan of choice {chosen(result) + 1}", width), risk_text(choice, width)]
-    parts += [_search(result.report, width), listed("Assumed", [*assumed, *model.assumed, *_assumed(result)], width)]
+    choice = None if result.infeasible is not None else result.front[chosen(result)]
+    parts = (
+        front_text(result, model, job, MOST_ROWS, width),
+        _marginal(result, width) if result.front else "",
+        "" if choice is None else plan_text(choice.plan, f"The plan of choice {chosen(result) + 1}", width),
+        "" if choice is None else risk_text(choice, width),
+        _search(result.report, width),
+        listed("Assumed", [*assumed, *model.assumed, *_assumed(result)], width),
+    )
     return paragraphs(parts)
 
 
@@ -90,21 +92,21 @@ def _price_range(prices: Sequence[float]) -> str:
 
 def _answers(result: Shopping, width: int) -> str:
     """Return the answers to what was asked, a line each."""
-    picks, front = result.picks, result.front
-    answers: list[tuple[str, int | None]] = []
-    if result.deadline_hours is not None:
-        answers.append((f"Cheapest within {_duration(result.deadline_hours)}", picks.cheapest_in_time))
-        if picks.on_demand_in_time != picks.cheapest_in_time:
-            answers.append(("The same on demand", picks.on_demand_in_time))
-    if result.budget_dollars is not None:
-        answers.append((f"Fastest for {format_dollars(result.budget_dollars)}", picks.fastest_in_budget))
-    answers.append(("Where more speed begins to cost more (the knee)", picks.knee))
+    picks, front, deadline, budget = result.picks, result.front, result.deadline_hours, result.budget_dollars
     fastest = min(range(len(front)), key=lambda place: front[place].hours)
     cheapest = min(range(len(front)), key=lambda place: front[place].dollars)
     safest = min(range(len(front)), key=lambda place: (front[place].preemptions, front[place].dollars))
-    answers += [("Fastest", fastest), ("Cheapest", cheapest)]
-    if front[safest].preemptions < front[cheapest].preemptions:
-        answers.append(("Cheapest without preemptions" if not front[safest].preemptions else "Safest", safest))
+    safer = front[safest].preemptions < front[cheapest].preemptions
+    on_demand = picks.on_demand_in_time if picks.on_demand_in_time != picks.cheapest_in_time else None
+    answers = (
+        (f"Cheapest within {_duration(deadline or 0.0)}", None if deadline is None else picks.cheapest_in_time),
+        ("The same on demand", None if deadline is None else on_demand),
+        (f"Fastest for {format_dollars(budget or 0.0)}", None if budget is None else picks.fastest_in_budget),
+        ("Where more speed begins to cost more (the knee)", picks.knee),
+        ("Fastest", fastest),
+        ("Cheapest", cheapest),
+        ("Safest" if front[safest].preemptions else "Cheapest without preemptions", safest if safer else None),
+    )
     lines = [
         f"{question}: choice {place + 1}, {_sentence(front[place], result)}"
         for question, place in answers
@@ -199,11 +201,13 @@ def _marginal(result: Shopping, width: int) -> str:
     """Return what a little more or less than the choice would change."""
     place = chosen(result)
     mine, step = result.front[place], result.steps[place]
-    points = []
-    if step is not None:
-        points.append(f"the last {step_words(step)}")
-    larger = [i for i, other in enumerate(result.steps) if other is not None and _follows(result.front[i], mine, other)]
-    points += [f"another {step_words(result.steps[i])}" for i in larger]  # type: ignore[arg-type]
+    larger = [
+        other
+        for choice, other in zip(result.front, result.steps, strict=True)
+        if other is not None and _follows(choice, mine, other)
+    ]
+    points = [f"the last {step_words(step)}"] if step is not None else []
+    points += [f"another {step_words(other)}" for other in larger]
     return listed(f"What more buys, from choice {place + 1}", points, width)
 
 
@@ -225,10 +229,8 @@ def _search(report: ShopReport, width: int) -> str:
         f"Search: {report.counts:,} numbers of machines, {report.layouts:,} layouts on them, {report.costed:,} plans "
         f"simulated, {searched}, in {format_seconds(report.seconds)}"
     )
-    lines = [wrapped(words, "", width)]
-    if report.not_covered:
-        lines.append(wrapped(f"not looked at: {'; '.join(map(in_words, report.not_covered))}", "  ", width))
-    return "\n".join(lines)
+    left_out = f"not looked at: {'; '.join(map(in_words, report.not_covered))}" if report.not_covered else ""
+    return wrapped(words, "", width) + (f"\n{wrapped(left_out, '  ', width)}" if left_out else "")
 
 
 ROWS = 10

@@ -114,19 +114,19 @@ def _reach(size: Size) -> list[str]:
 
 
 def _advice(size: Size, gpus: int) -> str:
-    words = []
-    if size.options is not None:
-        words.append("with --set " + " --set ".join(f"{name}={word}" for name, word in said(size.options).items()))
-    if size.longest_sequence:
-        words.append(f"sequences of at most {size.longest_sequence:,} tokens, one at a time")
-    if size.fewest_gpus and size.fewest_gpus > gpus:
-        words.append(f"{size.fewest_gpus} GPUs of this type")
-    roomy = f"a GPU with the memory of the {size.smallest_gpu}" if size.smallest_gpu else ""
+    options = {} if size.options is None else said(size.options)
     there = format_bytes(size.memory.host_capacity_bytes)
     host = f"{format_bytes(size.host_bytes)} of host memory for each GPU (there are {there})"
-    if size.has_room or roomy:
-        words.append(" and ".join([*filter(None, [roomy]), *([] if size.memory.fits_in_host else [host])]))
-    return ", or ".join(words)
+    roomy = f"a GPU with the memory of the {size.smallest_gpu}" if size.smallest_gpu else ""
+    needed = (roomy, "" if size.memory.fits_in_host else host) if size.has_room or roomy else ()
+    longest, fewest = size.longest_sequence, size.fewest_gpus
+    words = (
+        "with --set " + " --set ".join(f"{name}={word}" for name, word in options.items()) if options else "",
+        f"sequences of at most {longest:,} tokens, one at a time" if longest else "",
+        f"{fewest} GPUs of this type" if fewest and fewest > gpus else "",
+        " and ".join(filter(None, needed)),
+    )
+    return ", or ".join(filter(None, words))
 
 
 def next_command(sizing: Sizing, source: str) -> str:

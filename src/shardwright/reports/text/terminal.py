@@ -66,20 +66,16 @@ def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
 
 def summary_text(ranking: Ranking, width: int) -> str:
     """Return the answer in two or three sentences."""
-    best = ranking.best
-    prediction = best.predicted
-    seconds = prediction.iteration_seconds
-    words = (
+    best, prediction = ranking.best, ranking.best.predicted
+    seconds, run, against = prediction.iteration_seconds, whole_run(best), against_rules(ranking)
+    sentences = (
         f"{clock(seconds, like=seconds)} an iteration, {format_count(prediction.tokens_per_second)} tokens/s, "
-        f"MFU {prediction.mfu:.1%}."
+        f"MFU {prediction.mfu:.1%}.",
+        f"All tokens in {run}." if run else "",
+        mixed.idle_sentence(ranking),
+        f"{against[0].upper()}{against[1:]}." if against else "",
     )
-    if run := whole_run(best):
-        words += f" All tokens in {run}."
-    if left := mixed.idle_sentence(ranking):
-        words += f" {left}"
-    if against := against_rules(ranking):
-        words += f" {against[0].upper()}{against[1:]}."
-    return wrapped(words, "", width)
+    return wrapped(" ".join(sentence for sentence in sentences if sentence), "", width)
 
 
 def against_rules(ranking: Ranking) -> str:
