@@ -6,15 +6,16 @@ as it was is refused by name, so that no file describes another model than its w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.forward_pass import ForwardPass
+from shardwright.rows import stated
+from shardwright.spec.forward_pass import ForwardPass, RotaryScaling
 from shardwright.spec.layer import Attention, Layer, Moe
-from shardwright.spec.mixers import Mamba, Mamba2, ShortConvolution
+from shardwright.spec.mixers import Mamba, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import Model
 from shardwright.spec.read.families import FAMILIES, TRAINED, ModelFamily
 from shardwright.spec.read.forward_pass import STREAMS
@@ -125,6 +126,9 @@ PADDED: Mapping[str, int | None] = MappingProxyType(
 )
 # Classes of families that have several, or that no automatic class knows.
 CLASSES = MappingProxyType({"bert": "BertForMaskedLM", "emu3_text_model": "Emu3ForCausalLM"})
+# Families whose classes have no number of heads for keys and values.
+WITHOUT_HEADS = ("gpt2", "gpt_neox", "bloom", "openai-gpt", "gptj", "codegen", "gpt_neo", "opt", "biogpt", "mpt",
+                 "bert", "persimmon")  # fmt: skip
 QWEN_EXPERTS = {
     "experts": "num_experts",
     "width": "moe_intermediate_size",
@@ -140,7 +144,7 @@ def config_of_model(model: Model) -> Config:
     if model.family not in TRAINED and any(kind.mixer for kind in model.kinds):
         raise bad(model.name, "config.json is not written for layers without plain attention", "copy the original's")
     names = {**EPSILONS, **NAMES.get(model.family, {})}
-    config = {names.get(key, key): value for key, value in _fields(model, family) if value is not None}
+    config = {names.get(key, key): value for key, value in _fields(model, family).items()}
     config |= {"pad_token_id": PADDED[model.family]} if model.family in PADDED else {}
     try:
         again = model_of_config(config, model.name)
@@ -162,15 +166,14 @@ def _differs(model: Model, again: Model, name: str) -> bool:
     return bool(getattr(model, name) != getattr(again, name))
 
 
-def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a config."""
+def _fields(model: Model, family: ModelFamily) -> Config:
+    """Return the fields of a config that say something."""
     attention = model.attention
     experts = next((kind.moe for kind in reversed(model.layers) if kind.moe), None)
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
-    yield "model_type", model.family
-    if model.family in CLASSES:
-        yield "architectures", [CLASSES[model.family]]
     sizes = {
+        "model_type": model.family,
+        "architectures": [CLASSES[model.family]] if model.family in CLASSES else None,
         "vocab_size": model.vocab,
         "hidden_size": model.hidden,
         "num_hidden_layers": len(model.layers),
@@ -179,92 +182,102 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
         "hidden_act": "gelu" if model.family == "openai-gpt" else model.activation,
         "norm_eps": model.norm_epsilon,
         "intermediate_size": dense.width if dense else None,
+        "tie_word_embeddings": model.tied_embeddings,
     }
-    yield from sizes.items()
-    yield "tie_word_embeddings", model.tied_embeddings
-    if attention and not attention.latent:
-        yield from _heads(model, family, attention)
-    yield from _positions(model, family)
-    yield from _traits(model, family)
-    if experts:
-        yield from _experts(model, family, experts)
-    yield from _windows(model, family)
-    yield from _mixers(model)
-    if attention and attention.latent:
-        yield from (("num_key_value_heads", attention.heads), ("num_nextn_predict_layers", model.mtp_layers))
-        yield from (("q_lora_rank", attention.latent.query_rank), ("kv_lora_rank", attention.latent.kv_rank))
-        yield "qk_nope_head_dim", attention.latent.nope_head_dim
-        yield from (("qk_rope_head_dim", attention.latent.rope_head_dim), ("v_head_dim", attention.value_head_dim))
-    yield from _dropout(model)
-    yield from _particular(model)
-    if model.family == "falcon_h1":
-        yield from _falcon_h1(model, model.computed)
-    elif model.family == "minimax":
-        for kind, (kept, added) in zip(STREAMS, model.computed.stream_scales or (), strict=True):
-            yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
+    parts = (
+        sizes,
+        _heads(model, family, attention) if attention and not attention.latent else {},
+        _positions(model, family),
+        _traits(model, family),
+        _experts(model, family, experts) if experts else {},
+        _windows(model, family),
+        _mixers(model),
+        _latent(model, attention) if attention else {},
+        _dropout(model),
+        _particular(model),
+    )
+    return {key: value for part in parts for key, value in part.items() if value is not None}
 
 
-def _heads(model: Model, family: ModelFamily, attention: Attention) -> Iterator[tuple[str, Any]]:
+def _latent(model: Model, attention: Attention) -> Config:
+    latent = attention.latent
+    if latent is None:
+        return {}
+    return {
+        "num_key_value_heads": attention.heads,
+        "num_nextn_predict_layers": model.mtp_layers,
+        "q_lora_rank": latent.query_rank,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_nope_head_dim": latent.nope_head_dim,
+        "qk_rope_head_dim": latent.rope_head_dim,
+        "v_head_dim": attention.value_head_dim,
+    }
+
+
+def _heads(model: Model, family: ModelFamily, attention: Attention) -> Config:
     if model.family == "gpt_bigcode":
-        yield "multi_query", attention.kv_heads == 1
-    elif model.family == "falcon":
+        return {"multi_query": attention.kv_heads == 1}
+    if model.family == "falcon":
         new = attention.kv_heads not in (1, attention.heads)
-        yield from (("new_decoder_architecture", new), ("multi_query", attention.kv_heads == 1 or new))
-        yield from (("parallel_attn", model.parallel_block), ("alibi", model.position == "alibi"))
-        yield "num_kv_heads", attention.kv_heads if new else None
-        yield "num_ln_in_parallel_attn", model.layers[0].norms if new else None
-    elif model.family not in ("gpt2", "gpt_neox", "bloom", "openai-gpt", "gptj", "codegen", "gpt_neo", "opt", "biogpt",
-                              "mpt", "bert", "persimmon"):  # fmt: skip
-        yield "num_key_value_heads", attention.kv_heads
-        if (
-            attention.head_dim * attention.heads != model.hidden
-            or "head_dim" in family.sizes
-            or family.blocks == "halves"
-        ):
-            yield "head_dim", attention.head_dim
+        return {
+            "new_decoder_architecture": new,
+            "multi_query": attention.kv_heads == 1 or new,
+            "parallel_attn": model.parallel_block,
+            "alibi": model.position == "alibi",
+            "num_kv_heads": attention.kv_heads if new else None,
+            "num_ln_in_parallel_attn": model.layers[0].norms if new else None,
+        }
+    if model.family in WITHOUT_HEADS:
+        return {}
+    uneven = attention.head_dim * attention.heads != model.hidden
+    stated = uneven or "head_dim" in family.sizes or family.blocks == "halves"
+    return {"num_key_value_heads": attention.kv_heads, "head_dim": attention.head_dim if stated else None}
 
 
-def _positions(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
-    if model.position == "none" and family.position == "rope":
-        yield "rope_parameters", {"rope_type": "default", "rope_theta": None}
+def _positions(model: Model, family: ModelFamily) -> Config:
     if model.position != "rope":
-        return
-    fraction = model.rotary_fraction
+        plain = {"rope_type": "default", "rope_theta": None}
+        return {"rope_parameters": plain} if model.position == "none" and family.position == "rope" else {}
+    fraction, scaling, base = model.rotary_fraction, model.rotary_scaling, model.computed.window_rotary_base
     if model.family in ("gptj", "codegen"):
-        yield "rotary_dim", round(fraction * model.self_attention.head_dim)
-        return
-    parameters: Config = {"rope_type": "default", "rope_theta": model.rotary_base}
-    if fraction != 1.0:
-        yield "partial_rotary_factor", fraction
-        parameters["partial_rotary_factor"] = fraction
-    if model.family == "gpt_neox":
-        yield from (("rotary_pct", fraction), ("rotary_emb_base", model.rotary_base))
-    yield "rope_theta", model.rotary_base
-    scaling = model.rotary_scaling
-    if scaling is not None:
-        named = {
-            "rope_type": scaling.kind, "factor": scaling.factor, "attention_factor": scaling.attention_factor,
-            "original_max_position_embeddings": scaling.original_positions if scaling.kind != "linear" else None,
-            "beta_fast": scaling.fast_turns, "beta_slow": scaling.slow_turns, "mscale": scaling.mscale,
-            "mscale_all_dim": scaling.mscale_all, "truncate": scaling.whole_bounds,
-            "low_freq_factor": scaling.low_factor if scaling.kind == "llama3" else None,
-            "high_freq_factor": scaling.high_factor if scaling.kind == "llama3" else None,
-            "short_factor": list(scaling.short_factors) if scaling.short_factors else None,
-            "long_factor": list(scaling.long_factors) if scaling.long_factors else None,
-        }  # fmt: skip
-        parameters |= {key: value for key, value in named.items() if value is not None}
-        if scaling.kind == "longrope":
-            yield "original_max_position_embeddings", scaling.original_positions
-    base = model.computed.window_rotary_base
-    if base is not None:
-        inner = {"rope_type": "default", "rope_theta": base}
-        yield "rope_parameters", {"full_attention": parameters, "sliding_attention": inner}
-        return
-    yield "rope_parameters", parameters
+        return {"rotary_dim": round(fraction * model.self_attention.head_dim)}
+    partly = fraction if fraction != 1.0 else None
+    parameters = stated(
+        {
+            "rope_type": "default",
+            "rope_theta": model.rotary_base,
+            "partial_rotary_factor": partly,
+            **({} if scaling is None else _scaling(scaling)),
+        }
+    )
+    inner = {"rope_type": "default", "rope_theta": base}
+    return {
+        "partial_rotary_factor": partly,
+        "rotary_pct": fraction if model.family == "gpt_neox" else None,
+        "rotary_emb_base": model.rotary_base if model.family == "gpt_neox" else None,
+        "rope_theta": model.rotary_base,
+        "original_max_position_embeddings": scaling.original_positions
+        if scaling is not None and scaling.kind == "longrope"
+        else None,
+        "rope_parameters": parameters if base is None else {"full_attention": parameters, "sliding_attention": inner},
+    }
 
 
-def _traits(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
-    """Yield the fields by which a config may state a trait of its family."""
+def _scaling(scaling: RotaryScaling) -> Config:
+    return {
+        "rope_type": scaling.kind, "factor": scaling.factor, "attention_factor": scaling.attention_factor,
+        "original_max_position_embeddings": scaling.original_positions if scaling.kind != "linear" else None,
+        "beta_fast": scaling.fast_turns, "beta_slow": scaling.slow_turns, "mscale": scaling.mscale,
+        "mscale_all_dim": scaling.mscale_all, "truncate": scaling.whole_bounds,
+        "low_freq_factor": scaling.low_factor if scaling.kind == "llama3" else None,
+        "high_freq_factor": scaling.high_factor if scaling.kind == "llama3" else None,
+        "short_factor": list(scaling.short_factors) if scaling.short_factors else None,
+        "long_factor": list(scaling.long_factors) if scaling.long_factors else None,
+    }  # fmt: skip
+
+
+def _traits(model: Model, family: ModelFamily) -> Config:
+    """Return the fields by which a config may state a trait of its family."""
     attention = model.attention
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
     values = {
@@ -272,121 +285,142 @@ def _traits(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     }  # fmt: skip
     if attention:
         values |= {name: getattr(attention, name) for name in ("qkv_bias", "out_bias", "qk_norm")}
-    for name, value in values.items():
-        trait = getattr(family, name)
-        if not isinstance(trait, bool):
-            yield trait[0], value
+    traits = ((getattr(family, name), value) for name, value in values.items())
+    return {trait[0]: value for trait, value in traits if not isinstance(trait, bool)}
 
 
-def _experts(model: Model, family: ModelFamily, moe: Moe) -> Iterator[tuple[str, Any]]:
+def _experts(model: Model, family: ModelFamily, moe: Moe) -> Config:
     names = EXPERTS.get(model.family, QWEN_EXPERTS)
-    yield from ((names["experts"], moe.experts), (names["width"], moe.expert_width))
-    yield names.get("top_k", "num_experts_per_tok"), moe.top_k
-    yield "norm_topk_prob", not moe.pre_softmax if model.family not in ("mixtral", "gpt_oss") else None
+    grouped = "shared" in names or "latent" in names
+    leading = names.get("leading") or ("first_k_dense_replace" if "shared" in names else None)
+    method = "group_limited_greedy" if moe.router_groups else "greedy"
+    return {
+        names["experts"]: moe.experts,
+        names["width"]: moe.expert_width,
+        names.get("top_k", "num_experts_per_tok"): moe.top_k,
+        "norm_topk_prob": not moe.pre_softmax if model.family not in ("mixtral", "gpt_oss") else None,
+        **_shared_experts(model, names, moe),
+        # The class of HunYuan takes the width of experts from the common field.
+        **({"intermediate_size": moe.expert_width} if model.family == "hunyuan_v1_moe" else {}),
+        **({names["latent"]: moe.latent} if "latent" in names else {}),
+        "n_group": moe.router_groups or 1 if grouped else None,
+        "topk_group": moe.router_top_groups or 1 if grouped else None,
+        "topk_method": method if model.family == "deepseek_v2" else None,
+        "routed_scaling_factor": moe.router_scaling if moe.router_scaling or "shared" not in names else 1.0,
+        **({names["balance"]: moe.router_bias} if "balance" in names else {}),
+        **(_sparse(model, leading) if family.blocks == "whole" else {}),
+    }
+
+
+def _shared_experts(model: Model, names: Mapping[str, str], moe: Moe) -> Config:
     if "shared" in names:
-        yield names["shared"], moe.shared_width // moe.expert_width
-    elif "shared_width" in names and moe.shared_width:
-        yield names["shared_width"], moe.shared_width
-    elif model.family in ("granitemoehybrid", "granitemoeshared"):
-        yield "shared_intermediate_size", moe.shared_width
-    if model.family == "hunyuan_v1_moe":  # whose class takes the width of experts from the common field
-        yield "intermediate_size", moe.expert_width
-    if "latent" in names:
-        yield names["latent"], moe.latent
-    if "shared" in names or "latent" in names:
-        yield from (("n_group", moe.router_groups or 1), ("topk_group", moe.router_top_groups or 1))
-    if model.family == "deepseek_v2":
-        yield "topk_method", "group_limited_greedy" if moe.router_groups else "greedy"
-    yield "routed_scaling_factor", moe.router_scaling if moe.router_scaling or "shared" not in names else 1.0
-    if "balance" in names:
-        yield names["balance"], moe.router_bias
-    if family.blocks == "whole":
-        yield from _sparse(model, names.get("leading") or ("first_k_dense_replace" if "shared" in names else None))
+        return {names["shared"]: moe.shared_width // moe.expert_width}
+    if "shared_width" in names and moe.shared_width:
+        return {names["shared_width"]: moe.shared_width}
+    granite = model.family in ("granitemoehybrid", "granitemoeshared")
+    return {"shared_intermediate_size": moe.shared_width} if granite else {}
 
 
-def _sparse(model: Model, counted: str | None) -> Iterator[tuple[str, Any]]:
-    """Yield which layers have experts; dense ones before them are `counted` under a name, or all listed."""
+def _sparse(model: Model, counted: str | None) -> Config:
+    """Return which layers have experts; dense ones before them are `counted` under a name, or all listed."""
     sparse = [kind.moe is not None for kind in model.layers]
     if model.family == "jamba":
-        yield from _period("expert_layer", [number for number, there in enumerate(sparse) if there], len(sparse))
-        return
+        return _period("expert_layer", [number for number, there in enumerate(sparse) if there], len(sparse))
     if model.family == "ernie4_5_moe":
         last = len(sparse) - 1 - sparse[::-1].index(True)
-        yield from (
-            ("moe_layer_start_index", sparse.index(True)),
-            ("moe_layer_end_index", last),
-            ("moe_layer_interval", 1),
-        )
-        return
+        return {
+            "moe_layer_start_index": sparse.index(True),
+            "moe_layer_end_index": last,
+            "moe_layer_interval": 1,
+        }
     leading = sparse.index(True)
     if leading and all(sparse[leading:]):
-        yield (counted, leading) if counted else ("mlp_only_layers", list(range(leading)))
-    elif not all(sparse):
-        yield "mlp_only_layers", [number for number, there in enumerate(sparse) if not there]
-    elif counted:
-        yield counted, 0
+        return {counted: leading} if counted else {"mlp_only_layers": list(range(leading))}
+    if not all(sparse):
+        return {"mlp_only_layers": [number for number, there in enumerate(sparse) if not there]}
+    return {counted: 0} if counted else {}
 
 
-def _windows(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
+def _windows(model: Model, family: ModelFamily) -> Config:
     windows = [layer.window for layer in model.layers]
     size = next((window for window in windows if window), None)
     if model.family == "gpt_neo":
         kinds = ["local" if window else "global" for window in windows]
-        yield from (("attention_types", [[kinds, 1]]), ("attention_layers", kinds), ("window_size", size))
-        return
+        return {"attention_types": [[kinds, 1]], "attention_layers": kinds, "window_size": size}
     if family.windows == "none" and size is None:
-        return
-    yield "sliding_window", size
-    if family.windows == "later":
-        yield "use_sliding_window", size is not None
-    if family.windows != "all" or len(set(windows)) > 1:
-        yield "layer_types", ["sliding_attention" if window else "full_attention" for window in windows]
+        return {}
+    types = ["sliding_attention" if window else "full_attention" for window in windows]
+    return {
+        "sliding_window": size,
+        "use_sliding_window": size is not None if family.windows == "later" else None,
+        "layer_types": types if family.windows != "all" or len(set(windows)) > 1 else None,
+    }
 
 
-def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
-    """Yield the sizes of what mixes tokens beside attention, and which layers have it."""
+def _mixers(model: Model) -> Config:
+    """Return the sizes of what mixes tokens beside attention, and which layers have it."""
     mixer = next((kind.mixer for kind in model.kinds if kind.mixer), None)
-    if mixer is not None:
-        yield from fields_of(mixer, model.hidden)
+    sizes = {} if mixer is None else stated(fields_of(mixer, model.hidden))
+    if isinstance(mixer, Mamba2) and model.family == "nemotron_h":
+        return sizes | _mixing(model, mixer) | {"time_step_min": mixer.least_step or 0.0}
+    if model.family != "granitemoehybrid":
+        return sizes | _mixing(model, mixer)
+    dense = model.layers[0].mlp
+    position = {"position_embedding_type": "rope" if model.position == "rope" else "nope"}
+    without = {"num_local_experts": 0, "num_experts_per_tok": 0}
+    experts = {} if dense is None else without | {"shared_intermediate_size": dense.width}
+    return sizes | _mixing(model, mixer) | position | experts
+
+
+def _mixing(model: Model, mixer: Mixer | None) -> Config:
+    """Return which layers attend, and which mix tokens otherwise."""
     attending = [number for number, layer in enumerate(model.layers) if layer.attention]
     if model.family == "bamba":
-        yield "attn_layer_indices", attending
-    elif model.family == "jamba":
-        yield from _period("attn_layer", attending, len(model.layers))
-    elif model.family in ("zamba", "zamba2"):
-        yield from _shared_blocks(model)
-    elif mixer is not None and FAMILIES[model.family].feeds_forward and model.family != "falcon_h1":
-        yield "layer_types", [_word(layer) for layer in model.layers]
-    if isinstance(mixer, Mamba2) and model.family == "nemotron_h":
-        yield "time_step_min", mixer.least_step or 0.0
-    if model.family == "granitemoehybrid":
-        dense = model.layers[0].mlp
-        yield "position_embedding_type", "rope" if model.position == "rope" else "nope"
-        if dense is not None:
-            yield from (("num_local_experts", 0), ("num_experts_per_tok", 0), ("shared_intermediate_size", dense.width))
+        return {"attn_layer_indices": attending}
+    if model.family == "jamba":
+        return _period("attn_layer", attending, len(model.layers))
+    if model.family in ("zamba", "zamba2"):
+        return _shared_blocks(model)
+    listed = mixer is not None and FAMILIES[model.family].feeds_forward and model.family != "falcon_h1"
+    return {"layer_types": [_word(layer) for layer in model.layers]} if listed else {}
 
 
-def _shared_blocks(model: Model) -> Iterator[tuple[str, Any]]:
+def _shared_blocks(model: Model) -> Config:
     layer, mixer = model.shared_layer, model.layers[0].mixer
-    yield "layers_block_type", ["hybrid" if kind.shared else "mamba" for kind in model.layers]
-    yield "num_mem_blocks", model.shared_blocks
-    if layer is not None:
-        yield "attention_head_dim", layer.self_attention.head_dim
-    if layer is not None and layer.shared is not None and layer.shared.feed_rank is not None:
-        yield "adapter_rank", layer.shared.feed_rank
-        yield "use_shared_attention_adapter", layer.shared.attention_rank is not None
-        yield "use_mem_rope", model.position == "rope"
+    shared = None if layer is None else layer.shared
+    ranks = (
+        {}
+        if shared is None or shared.feed_rank is None
+        else {
+            "adapter_rank": shared.feed_rank,
+            "use_shared_attention_adapter": shared.attention_rank is not None,
+            "use_mem_rope": model.position == "rope",
+        }
+    )
+    sizes: Config = {}
     if isinstance(mixer, Mamba2):
-        yield from (("n_mamba_heads", mixer.heads), ("mamba_ngroups", mixer.groups), ("chunk_size", mixer.chunk))
-        yield from (("add_bias_linear", mixer.bias), ("time_step_min", mixer.least_step or 0.0))
+        sizes = {
+            "n_mamba_heads": mixer.heads,
+            "mamba_ngroups": mixer.groups,
+            "chunk_size": mixer.chunk,
+            "add_bias_linear": mixer.bias,
+            "time_step_min": mixer.least_step or 0.0,
+        }
     elif isinstance(mixer, Mamba):
-        yield "n_mamba_heads", mixer.heads or 1
+        sizes = {"n_mamba_heads": mixer.heads or 1}
+    return {
+        "layers_block_type": ["hybrid" if kind.shared else "mamba" for kind in model.layers],
+        "num_mem_blocks": model.shared_blocks,
+        "attention_head_dim": None if layer is None else layer.self_attention.head_dim,
+        **ranks,
+        **sizes,
+    }
 
 
-def _period(name: str, numbers: list[int], layers: int) -> Iterator[tuple[str, Any]]:
-    """Yield the period and the first of equally distant layers."""
+def _period(name: str, numbers: list[int], layers: int) -> Config:
+    """Return the period and the first of equally distant layers."""
     first, second = [*numbers, layers, layers][:2]
-    yield from ((f"{name}_offset", first), (f"{name}_period", second - first or layers))
+    return {f"{name}_offset": first, f"{name}_period": second - first or layers}
 
 
 def _word(layer: Layer) -> str:
@@ -396,68 +430,101 @@ def _word(layer: Layer) -> str:
     return "full_attention" if layer.attention else "mlp" if layer.mlp else "moe"
 
 
-def _dropout(model: Model) -> Iterator[tuple[str, Any]]:
+def _dropout(model: Model) -> Config:
     """Weights are opened to be evaluated or trained on; which rates they were trained with no model says."""
     if not model.dropout and model.family in NAMES and "n_embd" in NAMES[model.family].values():
-        yield from ((name, 0.0) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"))
-    elif not model.dropout and model.family in ("gpt_neo", "opt"):
-        yield "attention_dropout", 0.0
-        yield ("resid_dropout", 0.0) if model.family == "gpt_neo" else ("dropout", 0.0)
+        return dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    others = {"gpt_neo": ("attention_dropout", "resid_dropout"), "opt": ("attention_dropout", "dropout")}
+    return {} if model.dropout else dict.fromkeys(others.get(model.family, ()), 0.0)
 
 
-def _particular(model: Model) -> Iterator[tuple[str, Any]]:
-    """Yield what tells the forward pass of families whose sizes do not."""
-    computed = model.computed
-    if model.family in ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"):
-        yield from (
-            ("embedding_multiplier", computed.embedding_scale),
-            ("residual_multiplier", computed.residual_scale),
-        )
-        yield from (("attention_multiplier", computed.score_scale), ("logits_scaling", 1.0 / computed.logit_scale))
-    elif model.family == "hyperclovax":
-        yield from (
-            ("embedding_multiplier", computed.embedding_scale),
-            ("residual_multiplier", computed.residual_scale),
-        )
-        yield from (("attention_multiplier", computed.score_scale), ("logits_scaling", computed.logit_scale))
-    elif model.family == "minicpm3":
-        yield from (
-            ("scale_emb", computed.embedding_scale),
-            ("dim_model_base", round(computed.logit_scale * model.hidden)),
-        )
-        yield "scale_depth", computed.residual_scale * len(model.layers) ** 0.5
-    elif model.family in ("gemma2", "gemma3_text", "vaultgemma"):
-        yield "query_pre_attn_scalar", _scalar(computed.score_scale, model.self_attention.head_dim)
-        yield from (("attn_logit_softcapping", computed.score_cap), ("final_logit_softcapping", computed.logit_cap))
-    elif model.family in ("cohere", "cohere2"):
-        yield "logit_scale", computed.logit_scale
-    elif model.family in ("olmo", "olmoe"):
-        yield "clip_qkv", computed.qkv_clip
-    elif model.family == "smollm3":
-        yield "no_rope_layers", [int(number not in computed.unrotated) for number in range(len(model.layers))]
-    elif model.family == "opt":
-        yield from (("do_layer_norm_before", computed.norms == "before"), ("word_embed_proj_dim", model.hidden))
-    elif model.family == "biogpt":
-        yield "scale_embedding", computed.embedding_scale != 1.0
-    elif model.family == "bert":
-        yield from (("type_vocab_size", computed.token_types), ("mask_token_id", computed.mask_token))
-    elif model.family in ("bailing_hybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
-        yield "rope_interleave", computed.latent_interleaved
+def _particular(model: Model) -> Config:
+    """Return what tells the forward pass of families whose sizes do not."""
+    fields_of_family = PARTICULAR.get(model.family)
+    return {} if fields_of_family is None else fields_of_family(model, model.computed)
 
 
-def _falcon_h1(model: Model, computed: ForwardPass) -> Iterator[tuple[str, Any]]:
+def _falcon_h1(model: Model, computed: ForwardPass) -> Config:
     mixer = model.layers[0].mixer
     assert isinstance(mixer, Mamba2) and computed.branch_scales and computed.stream_scales, "as its config is read"
-    yield from (("mamba_d_ssm", mixer.inner), ("mamba_rms_norm", mixer.gated_norm), ("mamba_norm_before_gate", False))
-    yield from (("projectors_bias", mixer.out_bias), ("embedding_multiplier", computed.embedding_scale))
-    yield from (("lm_head_multiplier", computed.logit_scale), ("ssm_multipliers", list(computed.mixer_scales or ())))
-    yield "mlp_multipliers", [computed.gate_scale, computed.stream_scales[2][1]]
-    yield "key_multiplier", computed.key_scale
-    for name, scales in zip(("attention", "ssm"), computed.branch_scales, strict=True):
-        yield from ((f"{name}_in_multiplier", scales[0]), (f"{name}_out_multiplier", scales[1]))
+    attention, branch = computed.branch_scales
+    return {
+        "mamba_d_ssm": mixer.inner,
+        "mamba_rms_norm": mixer.gated_norm,
+        "mamba_norm_before_gate": False,
+        "projectors_bias": mixer.out_bias,
+        "embedding_multiplier": computed.embedding_scale,
+        "lm_head_multiplier": computed.logit_scale,
+        "ssm_multipliers": list(computed.mixer_scales or ()),
+        "mlp_multipliers": [computed.gate_scale, computed.stream_scales[2][1]],
+        "key_multiplier": computed.key_scale,
+        "attention_in_multiplier": attention[0],
+        "attention_out_multiplier": attention[1],
+        "ssm_in_multiplier": branch[0],
+        "ssm_out_multiplier": branch[1],
+    }
+
+
+def _minimax(model: Model, computed: ForwardPass) -> Config:
+    return {
+        f"{kind}_{part}_factor": scale
+        for kind, scales in zip(STREAMS, computed.stream_scales or (), strict=True)
+        for part, scale in zip(("alpha", "beta"), scales, strict=True)
+    }
+
+
+def _multipliers(model: Model, computed: ForwardPass) -> Config:
+    return {
+        "embedding_multiplier": computed.embedding_scale,
+        "residual_multiplier": computed.residual_scale,
+        "attention_multiplier": computed.score_scale,
+        "logits_scaling": computed.logit_scale if model.family == "hyperclovax" else 1.0 / computed.logit_scale,
+    }
+
+
+def _minicpm3(model: Model, computed: ForwardPass) -> Config:
+    return {
+        "scale_emb": computed.embedding_scale,
+        "dim_model_base": round(computed.logit_scale * model.hidden),
+        "scale_depth": computed.residual_scale * len(model.layers) ** 0.5,
+    }
+
+
+def _capped(model: Model, computed: ForwardPass) -> Config:
+    return {
+        "query_pre_attn_scalar": _scalar(computed.score_scale, model.self_attention.head_dim),
+        "attn_logit_softcapping": computed.score_cap,
+        "final_logit_softcapping": computed.logit_cap,
+    }
+
+
+def _smollm3(model: Model, computed: ForwardPass) -> Config:
+    return {"no_rope_layers": [int(number not in computed.unrotated) for number in range(len(model.layers))]}
 
 
 def _scalar(scale: float | None, head_dim: int) -> float:
     """Return the number whose root divides scores, whole where it is."""
     value = float(head_dim) if scale is None else scale**-2
     return round(value) if abs(value - round(value)) < 1e-9 else value
+
+
+PARTICULAR: Mapping[str, Callable[[Model, ForwardPass], Config]] = {
+    **dict.fromkeys(("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "hyperclovax"), _multipliers),
+    "minicpm3": _minicpm3,
+    **dict.fromkeys(("gemma2", "gemma3_text", "vaultgemma"), _capped),
+    **dict.fromkeys(("cohere", "cohere2"), lambda model, computed: {"logit_scale": computed.logit_scale}),
+    **dict.fromkeys(("olmo", "olmoe"), lambda model, computed: {"clip_qkv": computed.qkv_clip}),
+    "smollm3": _smollm3,
+    "opt": lambda model, computed: {
+        "do_layer_norm_before": computed.norms == "before",
+        "word_embed_proj_dim": model.hidden,
+    },
+    "biogpt": lambda model, computed: {"scale_embedding": computed.embedding_scale != 1.0},
+    "bert": lambda model, computed: {"type_vocab_size": computed.token_types, "mask_token_id": computed.mask_token},
+    **dict.fromkeys(
+        ("bailing_hybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"),
+        lambda model, computed: {"rope_interleave": computed.latent_interleaved},
+    ),
+    "falcon_h1": _falcon_h1,
+    "minimax": _minimax,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -257,28 +257,50 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 )
 
 
-def fields_of(mixer: Mixer, hidden: int) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a config that tell of a mixer, under the names of most families that have it."""
+def fields_of(mixer: Mixer, hidden: int) -> dict[str, Any]:
+    """Return the fields of a config that tell of a mixer, under the names of most families that have it."""
     if isinstance(mixer, Mamba):
-        yield from (("mamba_d_state", mixer.state), ("mamba_dt_rank", mixer.rank), ("mamba_d_conv", mixer.width))
-        yield from (("mamba_proj_bias", mixer.bias), ("mamba_conv_bias", mixer.convolution_bias))
-        yield from (("mamba_expand", mixer.inner // hidden), ("mixer_rms_eps", mixer.norm_epsilon))
-    elif isinstance(mixer, Lightning):
-        yield "block_size", mixer.chunk
-    elif isinstance(mixer, Mamba2):
-        yield from (("mamba_n_heads", mixer.heads), ("mamba_d_head", mixer.head_dim), ("mamba_d_state", mixer.state))
-        yield from (("mamba_n_groups", mixer.groups), ("mamba_d_conv", mixer.width), ("mamba_proj_bias", mixer.bias))
-        yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
-        yield "mamba_expand", max(mixer.inner // hidden, 1)
-    elif isinstance(mixer, GatedDelta):
-        if mixer.decay == "channel":
-            yield from (("linear_num_heads", mixer.key_heads), ("linear_head_dim", mixer.key_dim))
-            yield from (("linear_conv_kernel_dim", mixer.width), ("short_conv_kernel_size", mixer.width))
-            yield "kda_safe_gate", mixer.most_decay is not None
-            yield "kda_lower_bound", None if mixer.most_decay is None else -mixer.most_decay
-            return
-        yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
-        yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
-        yield from (("linear_conv_kernel_dim", mixer.width), ("linear_allow_neg_eigval", bool(mixer.negative)))
-    elif isinstance(mixer, ShortConvolution):
-        yield from (("conv_L_cache", mixer.width), ("conv_bias", mixer.bias), ("block_auto_adjust_ff_dim", False))
+        return {
+            "mamba_d_state": mixer.state,
+            "mamba_dt_rank": mixer.rank,
+            "mamba_d_conv": mixer.width,
+            "mamba_proj_bias": mixer.bias,
+            "mamba_conv_bias": mixer.convolution_bias,
+            "mamba_expand": mixer.inner // hidden,
+            "mixer_rms_eps": mixer.norm_epsilon,
+        }
+    if isinstance(mixer, Lightning):
+        return {"block_size": mixer.chunk}
+    if isinstance(mixer, Mamba2):
+        return {
+            "mamba_n_heads": mixer.heads,
+            "mamba_d_head": mixer.head_dim,
+            "mamba_d_state": mixer.state,
+            "mamba_n_groups": mixer.groups,
+            "mamba_d_conv": mixer.width,
+            "mamba_proj_bias": mixer.bias,
+            "mamba_conv_bias": mixer.convolution_bias,
+            "mamba_chunk_size": mixer.chunk,
+            "mamba_expand": max(mixer.inner // hidden, 1),
+        }
+    if isinstance(mixer, GatedDelta) and mixer.decay == "channel":
+        return {
+            "linear_num_heads": mixer.key_heads,
+            "linear_head_dim": mixer.key_dim,
+            "linear_conv_kernel_dim": mixer.width,
+            "short_conv_kernel_size": mixer.width,
+            "kda_safe_gate": mixer.most_decay is not None,
+            "kda_lower_bound": None if mixer.most_decay is None else -mixer.most_decay,
+        }
+    if isinstance(mixer, GatedDelta):
+        return {
+            "linear_num_key_heads": mixer.key_heads,
+            "linear_key_head_dim": mixer.key_dim,
+            "linear_num_value_heads": mixer.value_heads,
+            "linear_value_head_dim": mixer.value_dim,
+            "linear_conv_kernel_dim": mixer.width,
+            "linear_allow_neg_eigval": bool(mixer.negative),
+        }
+    if isinstance(mixer, ShortConvolution):
+        return {"conv_L_cache": mixer.width, "conv_bias": mixer.bias, "block_auto_adjust_ff_dim": False}
+    return {}
