@@ -15,6 +15,7 @@ from shardwright.plans.plan import DEGREES, Plan, Recompute, Stage, replicas_at,
 from shardwright.plans.shares import share_problems
 from shardwright.plans.trainable import own_problems
 from shardwright.plans.trainer_options import option_problems
+from shardwright.rows import holding
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.images import image_problems
 from shardwright.spec.job import Job
@@ -142,13 +143,21 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
 
 def _weights_apart(plan: Plan) -> Iterator[Problem]:
     """What keeps gradients of weights from being computed apart from the backward pass."""
-    path = "schedule.kind"
-    if all(len(replica.stages) == 1 for replica in plan.replicas):
-        yield Problem(path, "zero-bubble, and no replica has two stages", "use 1f1b")
-    if plan.job.adapters:
-        yield Problem(path, "zero-bubble trains all weights, the job adapters alone", "use 1f1b or interleaved")
-    if any(stage.recompute.granularity != "none" for _, _, stage in stages_at(plan)):
-        yield Problem(path, "zero-bubble keeps what recomputation frees", "use recompute none, or 1f1b")
+    again = any(stage.recompute.granularity != "none" for _, _, stage in stages_at(plan))
+    rows = (
+        (
+            all(len(replica.stages) == 1 for replica in plan.replicas),
+            "zero-bubble, and no replica has two stages",
+            "use 1f1b",
+        ),
+        (
+            plan.job.adapters,
+            "zero-bubble trains all weights, the job adapters alone",
+            "use 1f1b or interleaved",
+        ),
+        (again, "zero-bubble keeps what recomputation frees", "use recompute none, or 1f1b"),
+    )
+    yield from (Problem("schedule.kind", message, hint) for wrong, message, hint in rows if wrong)
 
 
 def _layers(plan: Plan) -> Iterator[Problem]:
@@ -213,13 +222,22 @@ def _optimizer(plan: Plan) -> Iterator[Problem]:
 
 
 def _overlap(plan: Plan) -> Iterator[Problem]:
-    overlap = plan.overlap
-    if overlap.param_gather and not plan.optimizer.distributed:
-        yield Problem("overlap.param_gather", "there is no gather without a sharded optimizer", "write false")
-    if overlap.param_gather and not overlap.grad_reduce:
-        yield Problem("overlap.param_gather", "needs overlap.grad_reduce", "turn both on, or this one off")
-    if overlap.tensor_parallel and not plan.sequence_parallel:
-        yield Problem("overlap.tensor_parallel", "needs sequence_parallel", "turn both on, or this one off")
+    overlap, both = plan.overlap, "turn both on, or this one off"
+    rows = (
+        (
+            overlap.param_gather and not plan.optimizer.distributed,
+            Problem("overlap.param_gather", "there is no gather without a sharded optimizer", "write false"),
+        ),
+        (
+            overlap.param_gather and not overlap.grad_reduce,
+            Problem("overlap.param_gather", "needs overlap.grad_reduce", both),
+        ),
+        (
+            overlap.tensor_parallel and not plan.sequence_parallel,
+            Problem("overlap.tensor_parallel", "needs sequence_parallel", both),
+        ),
+    )
+    yield from holding(*rows)
 
 
 def _framework(plan: Plan) -> Iterator[Problem]:
@@ -241,21 +259,21 @@ def _precision(plan: Plan) -> Iterator[Problem]:
 def _options(plan: Plan) -> Iterator[Problem]:
     """The precision-aware optimizer is a distributed one (optimizer_config.py 434 of Megatron-LM core_v0.19.2), and
     such a one alone quantises its masters anew (arguments.py: fp8_param_gather)."""
+    options, sharding = plan.job.options, plan.optimizer.sharding
     yield from option_problems(plan.model, plan.job)
-    if plan.job.options.param_gather == "fp8" and plan.optimizer.sharding != "zero1":
-        yield Problem("optimizer.sharding", "must be zero1 where weights are kept in fp8", "use zero1")
-    if plan.job.options.weights_in_host and plan.optimizer.sharding != "zero3":
-        yield Problem("optimizer.sharding", "must be zero3 for weights in host memory", "use zero3")
-    if plan.job.options.expert_products == "loop":
-        for place, _, stage in stages_at(plan):
-            if stage.expert_parallel > 1:
-                yield Problem(f"{place}.expert_parallel", "must be 1 where a GPU loops over all experts", "write 1")
-    if not plan.job.options.precision_aware:
-        return
-    if plan.optimizer.sharding != "zero1":
-        yield Problem("optimizer.sharding", "must be zero1 for the precision-aware optimizer", "use zero1")
-    if plan.optimizer.offload > 0:
+    needed = (
+        (options.param_gather == "fp8", "zero1", "where weights are kept in fp8"),
+        (options.weights_in_host, "zero3", "for weights in host memory"),
+        (options.precision_aware, "zero1", "for the precision-aware optimizer"),
+    )
+    for asked, needs, words in needed:
+        if asked and sharding != needs:
+            yield Problem("optimizer.sharding", f"must be {needs} {words}", f"use {needs}")
+    if options.precision_aware and plan.optimizer.offload > 0:
         yield Problem("optimizer.offload", "leaves no choice of the state's types", "use 0, or leave them out")
+    for place, _, stage in stages_at(plan) if options.expert_products == "loop" else ():
+        if stage.expert_parallel > 1:
+            yield Problem(f"{place}.expert_parallel", "must be 1 where a GPU loops over all experts", "write 1")
 
 
 def _positions(plan: Plan) -> Iterator[Problem]:
@@ -313,17 +331,14 @@ def _kinds(plan: Plan, stage: Stage) -> tuple[Layer, ...]:
 
 def _split_sizes(kinds: tuple[Layer, ...]) -> tuple[tuple[str, int], ...]:
     """Return the sizes that tensor parallelism splits, with their names; equal ones once."""
-    sizes: dict[tuple[str, int], None] = {}
+    sizes: list[tuple[str, int]] = []
     for kind in kinds:
-        if kind.attention:
-            sizes[("the attention heads", kind.attention.heads)] = None
-        if kind.mixer:
-            sizes |= dict.fromkeys(kind.mixer.splits)
-        if kind.mlp:
-            sizes[("the feed-forward width", kind.mlp.width)] = None
-        if kind.moe and kind.moe.shared_width:
-            sizes[("the shared experts' width", kind.moe.shared_width)] = None
-    return tuple(sizes)
+        moe = kind.moe
+        sizes += [("the attention heads", kind.attention.heads)] if kind.attention else []
+        sizes += kind.mixer.splits if kind.mixer else ()
+        sizes += [("the feed-forward width", kind.mlp.width)] if kind.mlp else []
+        sizes += [("the shared experts' width", moe.shared_width)] if moe and moe.shared_width else []
+    return tuple(dict.fromkeys(sizes))
 
 
 def _context_parallel(plan: Plan) -> Iterator[Problem]:

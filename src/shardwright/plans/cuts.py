@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.arrays import Bools, Ints
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.rows import holding
 from shardwright.spec.adapter import NF4_BLOCK
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.job import Job
@@ -85,12 +86,12 @@ def cuts_fit(model: Model, job: Job, cut: Cut) -> Bools | bool:
 
 def whole_sequences(model: Model, framework: str) -> Iterator[str]:
     """Yield what of a model no trainer of a framework runs in parts of sequences."""
-    if not model.causal:
-        yield "attention to later tokens"
-    if framework == OWN and model.computed.sinks:
-        yield "attention with sinks"
-    if framework == OWN and any(kind.mixer for kind in model.kinds):
-        yield "layers without attention"
+    ours = framework == OWN
+    yield from holding(
+        (not model.causal, "attention to later tokens"),
+        (ours and model.computed.sinks, "attention with sinks"),
+        (ours and any(kind.mixer for kind in model.kinds), "layers without attention"),
+    )
 
 
 def sequences_split(model: Model, tp: Numbers, cp: Numbers) -> Bools | bool:

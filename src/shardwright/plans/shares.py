@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import DEGREES, Plan, Replica, Stage, replicas_at
+from shardwright.rows import stated
 
 
 def cuts(elements: int, states: Sequence[int], parts: int, step: int) -> tuple[int, ...]:
@@ -38,15 +39,12 @@ def share_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _no_shares(plan: Plan) -> Iterator[Problem]:
-    hint = "leave it out, or use schedule layered"
-    if plan.schedule.waves is not None:
-        yield Problem("schedule.waves", f"is set with schedule {plan.schedule.kind}", hint)
-    if plan.optimizer.parts is not None:
-        yield Problem("optimizer.parts", f"is set with schedule {plan.schedule.kind}", hint)
+    figures = {"schedule.waves": plan.schedule.waves, "optimizer.parts": plan.optimizer.parts}
     for place, replica in replicas_at(plan):
-        for name in ("rows", "state"):
-            if getattr(replica, name) is not None:
-                yield Problem(f"{place}.{name}", f"is set with schedule {plan.schedule.kind}", hint)
+        figures |= {f"{place}.rows": replica.rows, f"{place}.state": replica.state}
+    message = f"is set with schedule {plan.schedule.kind}"
+    for place in stated(figures):
+        yield Problem(place, message, "leave it out, or use schedule layered")
 
 
 def _replica_problems(place: str, replica: Replica) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from shardwright.errors import Problem
 from shardwright.plans.cuts import Cut, misfits, parts, whole_sequences
 from shardwright.plans.plan import Plan, stages_at
+from shardwright.rows import holding
 from shardwright.spec.adapter import TARGETS, Adapter, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.forward_pass import PLAIN
@@ -47,46 +48,58 @@ def own_problems(plan: Plan) -> Iterator[Problem]:
     """Yield what a plan that is priced for `shardwright train` says and `train` does not do."""
     if plan.job.framework != OWN:
         return
-    if plan.overlap.tensor_parallel:
-        message = f"{OWN} does not overlap tensor-parallel communication with products forward"
-        yield Problem("overlap.tensor_parallel", message, "write false")
-    if not plan.flash_attention:
-        yield Problem("flash_attention", f"{OWN} has fused attention alone", "write true")
+    message = f"{OWN} does not overlap tensor-parallel communication with products forward"
+    yield from holding(
+        (plan.overlap.tensor_parallel, Problem("overlap.tensor_parallel", message, "write false")),
+        (not plan.flash_attention, Problem("flash_attention", f"{OWN} has fused attention alone", "write true")),
+    )
     yield from own_job_problems(plan.model, plan.job)
     yield from untrainable_stages(plan)
 
 
 def _schedule(plan: Plan) -> Iterator[Problem]:
-    if not plan.schedule.weights_apart:
-        return
-    if plan.job.precision == "fp8":
-        yield Problem("schedule.kind", "zero-bubble cannot be run in fp8", "use 1f1b or interleaved, or bf16")
-    if plan.optimizer.sharding in ("zero2", "zero3"):
-        message = f"zero-bubble cannot be run beside {plan.optimizer.sharding}, whose gradients go at once"
-        yield Problem("schedule.kind", message, "use zero1, or 1f1b")
+    sharding = plan.optimizer.sharding
+    rows = (
+        (plan.job.precision == "fp8", "in fp8", "use 1f1b or interleaved, or bf16"),
+        (sharding in ("zero2", "zero3"), f"beside {sharding}, whose gradients go at once", "use zero1, or 1f1b"),
+    )
+    for wrong, words, hint in rows if plan.schedule.weights_apart else ():
+        if wrong:
+            yield Problem("schedule.kind", f"zero-bubble cannot be run {words}", hint)
 
 
 def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
     """Yield what a job that is for `shardwright train` says and `train` does not do, beside options and recipes."""
-    if job.framework == OWN:
-        yield from untrainable_adapters(model, job)
-    lacking = {
-        "fp8_storage": (job.fp8_storage, "keeping weights in 8 bits alone", "leave it out"),
-        "fused_loss": (job.fused_loss, "a loss that holds no logits", "leave it out"),
-        "optimizer": (job.optimizer == "none", "a step without an update", "name an optimizer"),
-        "preference": (job.preference is not None, "a loss over preferences", FOR_TRL),
-        "document_tokens": (
-            job.document_tokens is not None and any(kind.mixer for kind in model.kinds),
-            "a state that begins anew with each document", "leave it out",
+    if job.framework != OWN:
+        return
+    yield from untrainable_adapters(model, job)
+    other = job.optimizer not in (*OWN_OPTIMIZERS, "none")
+    parted = job.document_tokens is not None and any(kind.mixer for kind in model.kinds)
+    rows = (
+        (other, "optimizer", f"{job.optimizer} is not there in {OWN}", f"one of {', '.join(OWN_OPTIMIZERS)}"),
+        (
+            job.optimizer == "muon" and model.sharing,
+            "optimizer",
+            "muon cannot be run on blocks that layers share",
+            "use adam",
         ),
-    }  # fmt: skip
-    if job.framework == OWN and job.optimizer not in (*OWN_OPTIMIZERS, "none"):
-        yield Problem("job.optimizer", f"{job.optimizer} is not there in {OWN}", f"one of {', '.join(OWN_OPTIMIZERS)}")
-    if job.framework == OWN and job.optimizer == "muon" and model.sharing:
-        yield Problem("job.optimizer", "muon cannot be run on blocks that layers share", "use adam")
-    for name, (there, word, hint) in lacking.items():
-        if there and job.framework == OWN:
-            yield Problem(f"job.{name}", f"{word} is not there in {OWN}", hint)
+        (job.fp8_storage, "fp8_storage", f"keeping weights in 8 bits alone is not there in {OWN}", "leave it out"),
+        (job.fused_loss, "fused_loss", f"a loss that holds no logits is not there in {OWN}", "leave it out"),
+        (job.preference is not None, "preference", f"a loss over preferences is not there in {OWN}", FOR_TRL),
+        (
+            job.optimizer == "none",
+            "optimizer",
+            f"a step without an update is not there in {OWN}",
+            "name an optimizer",
+        ),
+        (
+            parted,
+            "document_tokens",
+            f"a state that begins anew with each document is not there in {OWN}",
+            "leave it out",
+        ),
+    )
+    yield from (Problem(f"job.{name}", message, hint) for wrong, name, message, hint in rows if wrong)
 
 
 def untrainable_stages(plan: Plan) -> Iterator[Problem]:

@@ -86,12 +86,14 @@ def _widths(job: Job, given: Mapping[str, str]) -> Faults:
 
 
 def _masters(job: Job, given: Mapping[str, str]) -> Faults:
-    if given.get("master_weights") != "none":
-        return
-    if job.precision != "bf16":
-        yield "master_weights", f"is none with precision {job.precision}", "use bf16, or leave it out"
-    if job.adapters:
-        yield "master_weights", "is none, but frozen weights have no masters, and adapters are small", "leave it out"
+    small = "is none, but frozen weights have no masters, and adapters are small"
+    rows = (
+        (job.precision != "bf16", f"is none with precision {job.precision}", "use bf16, or leave it out"),
+        (job.adapters, small, "leave it out"),
+    )
+    for wrong, message, hint in rows if given.get("master_weights") == "none" else ():
+        if wrong:
+            yield "master_weights", message, hint
 
 
 def _modules(model: Model, job: Job) -> Faults:
@@ -161,13 +163,33 @@ def _gathers(job: Job, given: Mapping[str, str]) -> Faults:
 
 
 def _loss(job: Job, given: Mapping[str, str]) -> Faults:
-    if given.get("loss") == "chunked" and job.framework == MEGATRON:
-        yield "loss", "is chunked, which Megatron-LM has not", "use fused, or another framework"
-    if given.get("loss") in ("fused", "unfused") and job.framework != MEGATRON:
-        yield "loss", f"is {given['loss']}, which is Megatron-LM's to choose", "use chunked, or leave it out"
-    if given.get("loss") == "tiled" and not framework_has(job.framework, "transformers"):
-        yield "loss", "is tiled, which TRL has, the trainer of transformers' models", "leave it out"
-    if "loss" in given and job.preference is not None:
-        yield "loss", f"is {given['loss']}, but that of {job.preference.loss} is TRL's own", "leave it out"
-    if "loss" in given and job.fused_loss:
-        yield "loss", f"is {given['loss']} beside job.fused_loss, which holds no logits", "leave one of them out"
+    loss, megatron = given.get("loss"), job.framework == MEGATRON
+    preferred = "" if job.preference is None else job.preference.loss
+    rows = (
+        (
+            loss == "chunked" and megatron,
+            "is chunked, which Megatron-LM has not",
+            "use fused, or another framework",
+        ),
+        (
+            loss in ("fused", "unfused") and not megatron,
+            f"is {loss}, which is Megatron-LM's to choose",
+            "use chunked, or leave it out",
+        ),
+        (
+            loss == "tiled" and not framework_has(job.framework, "transformers"),
+            "is tiled, which TRL has, the trainer of transformers' models",
+            "leave it out",
+        ),
+        (
+            loss is not None and job.preference is not None,
+            f"is {loss}, but that of {preferred} is TRL's own",
+            "leave it out",
+        ),
+        (
+            loss is not None and job.fused_loss,
+            f"is {loss} beside job.fused_loss, which holds no logits",
+            "leave one of them out",
+        ),
+    )
+    yield from (("loss", message, hint) for wrong, message, hint in rows if wrong)

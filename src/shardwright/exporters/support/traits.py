@@ -152,13 +152,13 @@ def _of_attention(attention: Attention, kind: Layer, path: str) -> Iterator[Trai
 
 def _of_unlike_blocks(kind: Layer, path: str) -> Iterator[Trait]:
     """Yield what a block has or lacks that blocks of a transformer do not."""
-    attention, mixer, own = kind.attention, kind.mixer, kind.shared is None
+    attention, mixer, unshared = kind.attention, kind.mixer, kind.shared is None
     if mixer is not None:
         yield Trait(_mixer_trait(kind), f"{path}.mixer", f"has {mixer.words}")
     gate = None if attention is None else attention.gate
     rows = (
-        (not own, "shared_block", ".shared", "a transformer block whose weights several layers share"),
-        (own and mixer and attention, "side_by_side", ".mixer", "a mixer beside attention in one layer"),
+        (not unshared, "shared_block", ".shared", "a transformer block whose weights several layers share"),
+        (unshared and mixer and attention, "side_by_side", ".mixer", "a mixer beside attention in one layer"),
         (kind.sublayers < 2, "half_block", "", "blocks of a mixer or a feed-forward alone"),
         (gate == "element", "gated_attention", ".attention.gate", "a gate on the output of attention"),
         (
