@@ -199,7 +199,7 @@ def test_the_loop_is_a_cause_with_its_remedy() -> None:
     plan = looped(Job(global_batch=16, seq_len=2048, framework="fsdp", options=LOOP))
     (finding,) = expert_loop(Case(plan=plan, efficiency=default_efficiency()))
     assert finding.plan is not None and finding.plan.job.options == GROUPED
-    assert finding.saving_seconds == pytest.approx(plan.iteration_seconds - finding.plan.iteration_seconds)
+    assert finding.seconds == pytest.approx(plan.iteration_seconds - finding.plan.iteration_seconds)
     unsaid = replace(plan, job=replace(plan.job, options=Options()))
     measured = Case(
         plan=costed(unsaid, default_efficiency()),

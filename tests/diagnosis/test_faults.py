@@ -52,7 +52,7 @@ def test_there_are_sixteen_faults_six_double_ones_and_ten_healthy_runs() -> None
 def test_a_fault_is_named_first_with_its_saving(name: str) -> None:
     first = diagnosed(name).findings[0]
     assert first.cause == FACTS[name]["causes"]
-    assert first.saving_seconds == pytest.approx(float(FACTS[name]["saving_seconds"]), rel=SAVING)
+    assert first.seconds == pytest.approx(float(FACTS[name]["saving_seconds"]), rel=SAVING)
 
 
 @pytest.mark.parametrize("name", DOUBLE)

@@ -60,4 +60,4 @@ def test_the_answer_of_the_thread_comes_first_of_its_kind(name: str) -> None:
     (finding,) = [finding for finding in result.findings if finding.cause == facts["cause"]]
     alike = [other for other in result.findings if other.basis == finding.basis]
     assert alike[0] is finding
-    assert finding.saving_seconds > 0.0 and finding.evidence
+    assert finding.seconds > 0.0 and finding.evidence

@@ -49,13 +49,12 @@ NEAR = 0.15  # log distance of what a cause explains to what was measured; chose
 
 @record
 class Finding:
-    """A cause in a case: the seconds of a step that it takes, those that mending it saves, and the evidence in words.
-    `plan` is the plan that mends it, where the plan is the cause; `detail` tells kinds of a cause apart."""
+    """A cause in a case: the seconds of a step that it takes, which are those that mending it saves, and the evidence
+    in words. `plan` is the plan that mends it, where the plan is the cause; `detail` tells kinds of a cause apart."""
 
     cause: str
     basis: Basis
     seconds: float
-    saving_seconds: float
     evidence: tuple[str, ...]
     plan: Plan | None = None
     detail: str = ""
@@ -79,7 +78,7 @@ def data_loading(case: Case) -> Iterator[Finding]:
             "data-loading", seconds, f"rank {rank.rank} waits {format_seconds(seconds)} a step for samples", *signs
         )
     elif signs and rank is None:
-        yield Finding(cause="data-loading", basis="possible", seconds=0.0, saving_seconds=0.0, evidence=signs)
+        yield Finding(cause="data-loading", basis="possible", seconds=0.0, evidence=signs)
 
 
 def slow_rank(case: Case) -> Iterator[Finding]:
@@ -129,7 +128,7 @@ def slow_network(case: Case) -> Iterator[Finding]:
     excess = step - case.expected_seconds if step is not None and case.critical is None else 0.0
     if excess <= 0.0 or step is None or not (signs or step > case.limit_seconds):
         if signs:
-            yield Finding(cause="slow-network", basis="possible", seconds=0.0, saving_seconds=0.0, evidence=signs)
+            yield Finding(cause="slow-network", basis="possible", seconds=0.0, evidence=signs)
         return
     links = explaining_links(case, step)
     if links is not None or signs:
@@ -138,7 +137,6 @@ def slow_network(case: Case) -> Iterator[Finding]:
             cause="slow-network",
             basis="measured" if signs else "possible",
             seconds=excess,
-            saving_seconds=excess,
             evidence=(*words, *signs),
             detail=links.words if links is not None else "",
         )
@@ -180,7 +178,7 @@ def power_or_clock(case: Case) -> Iterator[Finding]:
         words = f"every rank that was recorded computes {ratio - 1.0:.0%} longer than expected"
         yield _measured("power-or-clock", (ratio - 1.0) * whole, words, *signs)
     elif signs and not ratios:
-        yield Finding(cause="power-or-clock", basis="possible", seconds=0.0, saving_seconds=0.0, evidence=signs)
+        yield Finding(cause="power-or-clock", basis="possible", seconds=0.0, evidence=signs)
 
 
 def allocator_retries(case: Case) -> Iterator[Finding]:
@@ -195,7 +193,7 @@ def allocator_retries(case: Case) -> Iterator[Finding]:
         yield _measured("allocator-retries", seconds, calls, *words, *signs)
     elif signs or words:
         evidence = (*words, *signs)
-        yield Finding(cause="allocator-retries", basis="possible", seconds=0.0, saving_seconds=0.0, evidence=evidence)
+        yield Finding(cause="allocator-retries", basis="possible", seconds=0.0, evidence=evidence)
 
 
 def padding(case: Case) -> Iterator[Finding]:
@@ -221,9 +219,7 @@ def no_fused_attention(case: Case) -> Iterator[Finding]:
         yield _measured("no-fused-attention", loss, *signs)
     elif _explains(case, slow):
         words = f"without fused attention a step would take {format_seconds(slow)}"
-        yield Finding(
-            cause="no-fused-attention", basis="possible", seconds=loss, saving_seconds=loss, evidence=(words,)
-        )
+        yield Finding(cause="no-fused-attention", basis="possible", seconds=loss, evidence=(words,))
 
 
 def wide_numbers(case: Case) -> Iterator[Finding]:
@@ -310,7 +306,7 @@ def few_micro_batches(case: Case) -> Iterator[Finding]:
     if saving >= WORTH * case.expected_seconds:
         more = f"with {MORE_SAMPLES} times the global batch as many samples would take so much less"
         yield Finding(
-            cause="few-micro-batches", basis="priced", seconds=saving, saving_seconds=saving, evidence=(words, more),
+            cause="few-micro-batches", basis="priced", seconds=saving, evidence=(words, more),
             plan=larger, detail="larger batch",
         )  # fmt: skip
 
@@ -381,7 +377,7 @@ def expert_loop(case: Case) -> Iterator[Finding]:
     if slow is not None and not job.options.expert_products and _explains(case, slow.iteration_seconds):
         loss = slow.iteration_seconds - case.expected_seconds
         words = f"where {words}, a step would take {format_seconds(slow.iteration_seconds)}"
-        yield Finding(cause="expert-loop", basis="possible", seconds=loss, saving_seconds=loss, evidence=(words,))
+        yield Finding(cause="expert-loop", basis="possible", seconds=loss, evidence=(words,))
 
 
 def exposed_gradients(case: Case) -> Iterator[Finding]:
@@ -424,7 +420,7 @@ CAUSES: Mapping[str, Callable[[Case], Iterator[Finding]]] = {
 def findings(case: Case) -> tuple[Finding, ...]:
     """Return what all causes find in a case: what saves most first, and behind it what is only possible."""
     rows = [finding for look in CAUSES.values() for finding in look(case)]
-    return tuple(sorted(rows, key=lambda row: (row.basis == "possible", -row.saving_seconds, row.cause)))
+    return tuple(sorted(rows, key=lambda row: (row.basis == "possible", -row.seconds, row.cause)))
 
 
 def _step(case: Case) -> float:
@@ -444,9 +440,7 @@ def _signs(case: Case, cause: str) -> tuple[str, ...]:
 
 
 def _measured(cause: str, seconds: float, *evidence: str, detail: str = "") -> Finding:
-    return Finding(
-        cause=cause, basis="measured", seconds=seconds, saving_seconds=seconds, evidence=evidence, detail=detail
-    )
+    return Finding(cause=cause, basis="measured", seconds=seconds, evidence=evidence, detail=detail)
 
 
 def _priced(case: Case, cause: str, changes: list[Row], *evidence: str) -> Iterator[Finding]:
@@ -459,7 +453,7 @@ def _found(case: Case, cause: str, after: Plan | None, *evidence: str) -> Iterat
         return
     saving = case.expected_seconds - after.iteration_seconds
     if saving >= WORTH * case.expected_seconds:
-        yield Finding(cause=cause, basis="priced", seconds=saving, saving_seconds=saving, evidence=evidence, plan=after)
+        yield Finding(cause=cause, basis="priced", seconds=saving, evidence=evidence, plan=after)
 
 
 def _near(would: float, seconds: float) -> bool:

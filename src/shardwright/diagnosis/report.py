@@ -74,7 +74,7 @@ def verdict_words(result: Diagnosis) -> str:
     expected, step = format_seconds(case.expected_seconds), case.step_seconds
     low, high = (format_seconds(value) for value in case.prediction.interval)
     should = f"expected are {expected} ({low} to {high} in 8 of 10 runs)"
-    plan_saves = max((row.saving_seconds for row in result.findings if row.basis == "priced"), default=0.0)
+    plan_saves = max((row.seconds for row in result.findings if row.basis == "priced"), default=0.0)
     share = plan_saves / case.expected_seconds
     another = f" Another plan would save {share:.0%} of it." if share > 0.05 else ""
     if result.verdict == "out of memory":
@@ -132,8 +132,8 @@ def _findings(result: Diagnosis, rows: list[Finding], title: str, width: int) ->
     like = result.case.step_seconds or result.case.expected_seconds
     for number, row in enumerate(rows, start=1):
         words = advice(row, result.case.plan)
-        saves = f"saves {clock(row.saving_seconds, like=like)} ({row.saving_seconds / like:.0%})"
-        amount = saves if row.saving_seconds > 0.0 else "saves ?"
+        saves = f"saves {clock(row.seconds, like=like)} ({row.seconds / like:.0%})"
+        amount = saves if row.seconds > 0.0 else "saves ?"
         yield wrapped(f"{number}. {words.title} ({BASIS[row.basis]}): {amount}", "  ", width)
         for line in row.evidence:
             yield labelled("     seen", line, width, column=15)
@@ -237,7 +237,7 @@ def _finding(row: Finding, plan: Plan) -> Document:
         "basis": row.basis,
         "detail": row.detail,
         "seconds": row.seconds,
-        "saving_seconds": row.saving_seconds,
+        "saving_seconds": row.seconds,
         "evidence": list(row.evidence),
         "remedy": words.remedy,
         "changes": list(words.settings),

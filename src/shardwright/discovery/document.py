@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from shardwright.records import record
+from shardwright.rows import holding
 from shardwright.spec.catalog.gpus import MEBIBYTE, gpus, known_gpu, sold_memory_bytes
 from shardwright.spec.cluster import Gpu
 from shardwright.units import GIBIBYTE, GIGA
@@ -100,15 +101,16 @@ def _links(seen_gb_per_second: float, gpu: Gpu) -> Iterator[str]:
         yield f"    intra_node_gb_per_second: {seen_gb_per_second:g}  # NVLink"
 
 
-def _missing(group: MachineGroup) -> Iterator[tuple[str, str]]:
-    """Yield what was not seen of a group, in words and as a line of the file."""
-    if not group.network_gbps:
-        yield "the network between machines", "inter_node_gbps:      # Gbit/s of one machine, in one direction"
-    if group.nvlink_gb_per_second is None:
-        yield "NVLink inside a machine", "intra_node_gb_per_second:      # GB/s of one GPU, in one direction"
-    if group.host_memory_gib is None:
-        yield "host memory", "host_memory_gb:      # GiB of one machine"
-    yield "what a machine costs", "price_per_hour:      # US dollars of one machine"
+def _missing(group: MachineGroup) -> Iterable[tuple[str, str]]:
+    """Return what was not seen of a group, in words and as a line of the file."""
+    return holding(
+        (not group.network_gbps,
+         ("the network between machines", "inter_node_gbps:      # Gbit/s of one machine, in one direction")),
+        (group.nvlink_gb_per_second is None,
+         ("NVLink inside a machine", "intra_node_gb_per_second:      # GB/s of one GPU, in one direction")),
+        (group.host_memory_gib is None, ("host memory", "host_memory_gb:      # GiB of one machine")),
+        (True, ("what a machine costs", "price_per_hour:      # US dollars of one machine")),
+    )  # fmt: skip
 
 
 def _differs(figure: float, other: float, part: float) -> bool:

@@ -188,20 +188,24 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
         hint = "train all weights: leave `adapter` out, or use `framework=fsdp`, whose trainers run it"
         yield Problem("job.adapter", message, hint)
         return
-    if adapter.frozen == "int8":
-        hint = f"use q{plain} or {plain}, or `framework=fsdp`, whose trainers run it"
-        yield Problem("job.adapter", f"{adapter.name} with frozen weights in 8 bits cannot be run", hint)
-    if adapter.frozen == "nf4" and any(kind.mixer for kind in model.kinds):
-        message = f"{adapter.name} cannot be run beside layers without attention"
-        yield Problem("job.adapter", message, f"use {plain}, or `framework=fsdp`, whose trainers run it")
-    if not any(adapted(model, kind, adapter) for kind in model.kinds):
-        yield Problem("job.adapter.targets", "are no matrix of the model", f"one of {', '.join(TARGETS)}")
+    mixers = any(kind.mixer for kind in model.kinds)
+    elsewhere = "or `framework=fsdp`, whose trainers run it"
+    in_8_bits = f"{adapter.name} with frozen weights in 8 bits cannot be run"
+    beside_mixers = f"{adapter.name} cannot be run beside layers without attention"
+    yield from holding(
+        (adapter.frozen == "int8", Problem("job.adapter", in_8_bits, f"use q{plain} or {plain}, {elsewhere}")),
+        (adapter.frozen == "nf4" and mixers, Problem("job.adapter", beside_mixers, f"use {plain}, {elsewhere}")),
+        (
+            not any(adapted(model, kind, adapter) for kind in model.kinds),
+            Problem("job.adapter.targets", "are no matrix of the model", f"one of {', '.join(TARGETS)}"),
+        ),
+    )
     together = [target for target in TOGETHER.get(model.family, ()) if target in adapter.targets]
     joined = f"{', '.join(together)} of {model.family} are one matrix in its files: adapters of theirs cannot be run"
     barred: dict[str, set[Target]] = {
         "adapters beside routed experts cannot be run": {"experts"} if model.has_experts else set(),
         "adapters beside the projections of layers without attention cannot be run": (
-            {"q_proj", "o_proj"} if any(kind.mixer for kind in model.kinds) else set()
+            {"q_proj", "o_proj"} if mixers else set()
         ),
         joined: set(together),
     }

@@ -18,6 +18,7 @@ from shardwright.plans.check import check
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.rows import holding
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.layout.places import Place
 from shardwright.spec.forward_pass import PLAIN, ForwardPass
@@ -36,11 +37,17 @@ HINT = "rehearse a dense model of the families llama, mistral, qwen2 or qwen3"
 
 @record
 class Trainer:
-    """A trainer: what it is, what of a legal plan it cannot run, and what it is asked of a plan beside the rank."""
+    """A trainer: what it is, what of a legal plan it cannot run (`unrun`), what of a plan that it runs cannot be
+    rehearsed yet (`lacks`), and what it is asked of a plan beside the rank."""
 
     words: str
-    limits: Callable[[Plan], Iterable[Problem]]
+    unrun: Callable[[Plan], Iterable[Problem]]
     question: Callable[[Plan], dict[str, Any]]
+    lacks: Callable[[Plan], Iterable[Problem]] = lambda _: ()
+
+    def limits(self, plan: Plan) -> tuple[Problem, ...]:
+        """Return why a legal plan is not rehearsed."""
+        return tuple(self.unrun(plan)) or tuple(self.lacks(plan))
 
 
 def trainer_of(plan: Plan, name: str | None) -> str:
@@ -51,7 +58,7 @@ def trainer_of(plan: Plan, name: str | None) -> str:
     if chosen not in TRAINERS:
         what = "is not rehearsed yet" if chosen in NOT_YET else "is not known"
         raise bad(f"`trainer={chosen}`", what, f"one of {known}, for a plan that is made for it with `framework=`")
-    reject(tuple(check(plan)) or tuple(TRAINERS[chosen].limits(plan)))
+    reject(tuple(check(plan)) or TRAINERS[chosen].limits(plan))
     return chosen
 
 
@@ -97,10 +104,7 @@ def _of_fsdp(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
-    yield from (problems := tuple(accelerate_limits(plan)))
-    if problems:
-        return
+def _fsdp_lacks(plan: Plan) -> Iterable[Problem]:
     stage = plan.replicas[0].stages[0]
     if stage.gpus > 1:
         message = "Hugging Face's tensor and context parallelism are not rehearsed yet"
@@ -144,60 +148,48 @@ def _of_megatron(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _megatron_limits(plan: Plan) -> Iterable[Problem]:
-    yield from (problems := tuple(megatron_limits(plan)))
-    if problems:
-        return
+def _megatron_lacks(plan: Plan) -> Iterable[Problem]:
     kinds = plan.model.kinds
-    lacking = {
-        "windowed attention": any(kind.window for kind in kinds),
-        "Megatron-FSDP": plan.optimizer.sharding in ("zero2", "zero3"),
-        "an optimizer in host memory": plan.optimizer.offload > 0.0,
-        "fp8": plan.job.precision == "fp8",
-        "adapters": plan.job.adapters,
-        f"the optimizer {plan.job.optimizer}": plan.job.optimizer != "adam",
-    }
-    for what, there in lacking.items():
-        if there:
-            yield Problem(
-                "plan",
-                f"{what} cannot be rehearsed in Megatron-Core yet",
-                "plan without, or rehearse it with `trainer=train`",
-            )
+    lacking = holding(
+        (any(kind.window for kind in kinds), "windowed attention"),
+        (plan.optimizer.sharding in ("zero2", "zero3"), "Megatron-FSDP"),
+        (plan.optimizer.offload > 0.0, "an optimizer in host memory"),
+        (plan.job.precision == "fp8", "fp8"),
+        (plan.job.adapters, "adapters"),
+        (plan.job.optimizer != "adam", f"the optimizer {plan.job.optimizer}"),
+    )
+    hint = "plan without, or rehearse it with `trainer=train`"
+    return (Problem("plan", f"{what} cannot be rehearsed in Megatron-Core yet", hint) for what in lacking)
 
 
 def _of_torchtitan(plan: Plan) -> dict[str, Any]:
     return {"file": export_config(plan).main, "compiled": True}
 
 
-def _torchtitan_limits(plan: Plan) -> Iterable[Problem]:
-    yield from (problems := tuple(torchtitan_limits(plan)))
-    if problems:
-        return
+def _torchtitan_lacks(plan: Plan) -> Iterable[Problem]:
     kinds = plan.model.kinds
-    lacking = {
-        "mixtures of experts": any(kind.moe for kind in kinds),
-        "multi-head latent attention": any(kind.latent for kind in kinds),
-        "an optimizer in host memory": plan.optimizer.offload > 0.0,
-        "fp8": plan.job.precision == "fp8",
-    }
-    for what, there in lacking.items():
-        if there:
-            yield Problem("plan", f"{what} cannot be rehearsed in torchtitan yet", "plan without")
+    lacking = holding(
+        (any(kind.moe for kind in kinds), "mixtures of experts"),
+        (any(kind.latent for kind in kinds), "multi-head latent attention"),
+        (plan.optimizer.offload > 0.0, "an optimizer in host memory"),
+        (plan.job.precision == "fp8", "fp8"),
+    )
+    return (Problem("plan", f"{what} cannot be rehearsed in torchtitan yet", "plan without") for what in lacking)
 
 
 TRAINERS: Mapping[str, Trainer] = {
-    "train": Trainer(
-        words="shardwright train", limits=unrunnable, question=_of_own
-    ),
+    "train": Trainer(words="shardwright train", unrun=unrunnable, question=_of_own),
     "fsdp": Trainer(
-        words="transformers with PyTorch's FSDP2, as Accelerate sets it up", limits=_fsdp_limits, question=_of_fsdp
+        words="transformers with PyTorch's FSDP2, as Accelerate sets it up",
+        unrun=accelerate_limits,
+        lacks=_fsdp_lacks,
+        question=_of_fsdp,
     ),
     "megatron": Trainer(
-        words="Megatron-Core", limits=_megatron_limits, question=_of_megatron
+        words="Megatron-Core", unrun=megatron_limits, lacks=_megatron_lacks, question=_of_megatron
     ),
     "torchtitan": Trainer(
-        words="torchtitan (experimental)", limits=_torchtitan_limits, question=_of_torchtitan
+        words="torchtitan (experimental)", unrun=torchtitan_limits, lacks=_torchtitan_lacks, question=_of_torchtitan
     ),
 }  # fmt: skip
 

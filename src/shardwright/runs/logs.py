@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.progress import tell
+from shardwright.rows import holding
 from shardwright.runs.mlperf import ResultLog, add_result
 from shardwright.runs.run import NAN, Event, EventKind, MeasuredRun, Rows, RunSetting, Timer, steps_of
 from shardwright.runs.trainers import (
@@ -335,13 +336,11 @@ def _require_whole(log: _Log, rows: Rows, path: str) -> None:
 
 
 def _garbled_words(log: _Log) -> tuple[str, ...]:
-    words = []
-    if log.garbled:
-        places = ", ".join(str(line) for line, _ in log.garbled[:5])
-        words.append(f"{len(log.garbled)} garbled lines are left out: {places}")
-    if log.cut:
-        words.append(f"the last line, {log.cut}, is cut off and left out")
-    return tuple(words)
+    places = ", ".join(str(line) for line, _ in log.garbled[:5])
+    return holding(
+        (log.garbled, f"{len(log.garbled)} garbled lines are left out: {places}"),
+        (log.cut, f"the last line, {log.cut}, is cut off and left out"),
+    )
 
 
 def _setting(log: _Log, given: RunSetting) -> RunSetting:

@@ -6,7 +6,7 @@ distributed optimizer, less recomputation. Every step keeps the pins and rules o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -39,6 +39,7 @@ from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.rows import holding
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, divisors, expert_degrees, virtual_stages, within
 from shardwright.search.space.layouts import even_split
@@ -139,25 +140,22 @@ def _changes(context: Context, row: Row) -> Iterator[tuple[Row, bool]]:
         yield {**new, **(whole if new["sharding"] >= ZERO2 or new["pp"] == 1 else {})}, False
 
 
-def _switches(row: Row) -> Iterator[Row]:
-    yield {"flash": True}
-    if row["tp"] > 1:
-        yield {"sequence_parallel": True}
-        yield {"sequence_parallel": True, "overlap_tp": True}
-    yield {"rank_order": 1 - row["rank_order"]}
-    if row["vpp"] > 1:
-        yield {"overlap_pp": True}
-    if row["dp"] * row["cp"] > 1:
-        yield {"overlap_grad": True}
-        if row["sharding"] == UNSHARDED:
-            yield {"sharding": ZERO1}
-            yield {"sharding": ZERO1, "overlap_grad": True, "overlap_param": True}
-        else:
-            yield {"overlap_grad": True, "overlap_param": True}
-    if row["offload"] > 0:
-        yield {"offload": 0.0}
-    if row["zero_bubble"]:
-        yield {"zero_bubble": False}
+def _switches(row: Row) -> Iterable[Row]:
+    replicas, whole = row["dp"] * row["cp"] > 1, row["sharding"] == UNSHARDED
+    overlap: Row = {"overlap_grad": True, "overlap_param": True}
+    return holding(
+        (True, {"flash": True}),
+        (row["tp"] > 1, {"sequence_parallel": True}),
+        (row["tp"] > 1, {"sequence_parallel": True, "overlap_tp": True}),
+        (True, {"rank_order": 1 - row["rank_order"]}),
+        (row["vpp"] > 1, {"overlap_pp": True}),
+        (replicas, {"overlap_grad": True}),
+        (replicas and whole, {"sharding": ZERO1}),
+        (replicas and whole, {"sharding": ZERO1, **overlap}),
+        (replicas and not whole, overlap),
+        (row["offload"] > 0, {"offload": 0.0}),
+        (row["zero_bubble"], {"zero_bubble": False}),
+    )
 
 
 def _recomputations(context: Context, row: Row) -> Iterator[Row]:

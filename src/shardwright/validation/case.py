@@ -19,6 +19,7 @@ from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.records import record
+from shardwright.rows import stated
 from shardwright.spec.catalog.machines import machines
 from shardwright.spec.cluster import Assumption, Cluster, NodePool
 from shardwright.spec.job import Job
@@ -142,13 +143,14 @@ def pool_of(run: PublishedRun, guesses: list[Assumption]) -> NodePool:
     name, memory = gpu_name(run.gpu, run.gpu_mem_gb)
     machine = _machine(run.machine, name, per_machine)
     pool = _pool(name, gpus // per_machine, per_machine, run.network_gbps, machine)
-    gpu, special = pool.gpu, run.noted.special
-    if special is not None:
-        gpu = replace(gpu, memory_bytes_per_second=special[0], tdp_watts=special[1])
-    if run.power_limit_w:
-        gpu = replace(gpu, tdp_watts=run.power_limit_w)
-    if memory is not None and abs(memory * GIBIBYTE / pool.memory_bytes - 1.0) > 0.1:
-        gpu = replace(gpu, memory_bytes=memory * GIBIBYTE)
+    speed, watts = run.noted.special or (None, None)
+    other_memory = memory is not None and abs(memory * GIBIBYTE / pool.memory_bytes - 1.0) > 0.1
+    published: dict[str, Any] = {
+        "memory_bytes_per_second": speed,
+        "tdp_watts": run.power_limit_w or watts,
+        "memory_bytes": memory * GIBIBYTE if memory is not None and other_memory else None,
+    }
+    gpu = replace(pool.gpu, **stated(published))
     if gpus > per_machine and run.network_gbps is None and machine is None:
         guesses.append(
             Assumption(NETWORK, f"{pool.inter_bytes_per_second * 8e-9:g} Gbit/s a machine, as the catalogue has it")
@@ -170,11 +172,7 @@ def _machine(words: str, gpu: str, per_machine: int) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _pool(gpu: str, nodes: int, gpus: int, gbps: float | None, machine: str | None) -> NodePool:
-    entry: dict[str, object] = {"count": nodes, "gpu": gpu, "gpus": gpus}
-    if machine is not None:
-        entry["machine"] = machine
-    if gbps is not None:
-        entry["inter_node_gbps"] = gbps
+    entry = stated({"count": nodes, "gpu": gpu, "gpus": gpus, "machine": machine, "inter_node_gbps": gbps})
     try:
         return build_cluster({"nodes": [entry]}, "run").pools[0]
     except SpecError as error:

@@ -20,6 +20,7 @@ from shardwright.plans.plan import (
     Sharding,
     Stage,
 )
+from shardwright.rows import stated
 from shardwright.spec.catalog.frameworks import MEGATRON, framework_options
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Fp8Recipe, Job, Precision
@@ -248,8 +249,8 @@ def _optimizer(flags: Flags, name: str) -> OptimizerPlan:
 def options_of(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Options:
     """Return the job's options with those that arguments say and that their framework is priced by. Modules that the
     model has not are left out: they recompute nothing."""
-    able = framework_options(job.framework)
-    return replace(job.options, **{name: value for name, value in _said(flags, model, job, optimizer) if name in able})
+    able, said = framework_options(job.framework), _said(flags, model, job, optimizer)
+    return replace(job.options, **{name: value for name, value in said.items() if name in able})
 
 
 def recomputes(flags: Flags, model: Model) -> bool:
@@ -265,37 +266,34 @@ def unpriced(flags: Flags, job: Job, optimizer: OptimizerPlan) -> Iterator[str]:
         yield "--fp8-param-gather (weights are priced in 16 bits and in fp8)"
 
 
-def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Iterator[tuple[str, Any]]:
-    if modules := set(_modules(flags)) & set(_present(model)):
-        yield "recompute_modules", ordered(modules)
-    if job.precision in ("bf16", "fp8"):
-        aware = flags["--use-precision-aware-optimizer"] and _aware(optimizer)
-        if flags["--grad-reduce-in-bf16"] and optimizer.sharding in ("none", "zero1"):
-            yield "grad_reduce", "bf16"
-        if aware:
-            yield from ((name, flags[_flag(name)]) for name in STATE)
-    if _keeps_fp8(flags, job, optimizer):
-        yield "param_gather", "fp8"
-    if (
-        job.framework == MEGATRON and not flags["--cross-entropy-loss-fusion"]
-    ):  # a fused one is what plans that say none are priced and exported with
-        yield "loss", "unfused"
-    if model.has_experts:
-        yield from _of_experts(flags)
-    if graphs := _graphs(flags):
-        yield "cuda_graph", graphs
+def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> dict[str, Any]:
+    narrow = job.precision in ("bf16", "fp8")
+    # A fused loss is what plans that say none are priced and exported with.
+    unfused = job.framework == MEGATRON and not flags["--cross-entropy-loss-fusion"]
+    said = {
+        "recompute_modules": ordered(set(_modules(flags)) & set(_present(model))) or None,
+        "grad_reduce": "bf16"
+        if narrow and flags["--grad-reduce-in-bf16"] and optimizer.sharding in ("none", "zero1")
+        else None,
+        "param_gather": "fp8" if _keeps_fp8(flags, job, optimizer) else None,
+        "loss": "unfused" if unfused else None,
+        "cuda_graph": _graphs(flags),
+        **(_of_experts(flags) if model.has_experts else {}),
+    }
+    if narrow and flags["--use-precision-aware-optimizer"] and _aware(optimizer):
+        said |= {name: flags[_flag(name)] for name in STATE}
+    return stated(said)
 
 
-def _of_experts(flags: Flags) -> Iterator[tuple[str, Any]]:
-    """Yield how tokens are sent to experts, and how many these take."""
-    name, capacity = flags["--moe-token-dispatcher-type"], flags["--moe-expert-capacity-factor"]
-    yield "dispatcher", "flex" if flags["--moe-enable-deepep"] else DISPATCHERS.get(name, name)
-    if capacity is not None:
-        yield "expert_capacity", capacity
-    if flags["--moe-pad-expert-input-to-capacity"]:
-        yield "expert_padding", "capacity"
-    if flags["--overlap-moe-expert-parallel-comm"]:
-        yield "exchange_overlap", "batches"
+def _of_experts(flags: Flags) -> dict[str, Any]:
+    """Return how tokens are sent to experts, and how many these take."""
+    name = flags["--moe-token-dispatcher-type"]
+    return {
+        "dispatcher": "flex" if flags["--moe-enable-deepep"] else DISPATCHERS.get(name, name),
+        "expert_capacity": flags["--moe-expert-capacity-factor"],
+        "expert_padding": "capacity" if flags["--moe-pad-expert-input-to-capacity"] else None,
+        "exchange_overlap": "batches" if flags["--overlap-moe-expert-parallel-comm"] else None,
+    }
 
 
 def _graphs(flags: Flags) -> CudaGraph | None:

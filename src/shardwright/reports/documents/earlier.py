@@ -6,7 +6,7 @@ kind there gets `said`; the words stay.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardwright.errors import bad
@@ -30,16 +30,8 @@ def current(document: Mapping[str, Any]) -> Mapping[str, Any]:
         return document
     if version != 1:
         raise bad("version", f"is {version!r}", f"this release reads versions 1 and {VERSION}; print it anew")
-    changed: dict[str, Any] = {"version": VERSION}
-    if "search" in document:
-        changed["search"] = _search(document["search"])
-    if "infeasible" in document:
-        reason, remedies = document["infeasible"]["reason"], document["infeasible"].get("remedies", ())
-        changed["infeasible"] = {"reason": _said(reason), "remedies": [_said(words) for words in remedies]}
-    for name in ("baselines", "kinds"):
-        if name in document:
-            changed[name] = [{**entry, "reason": _said(entry["reason"])} for entry in document[name]]
-    return {**_with_jobs_of_today(document), **changed}
+    changed = {name: change(document[name]) for name, change in CHANGES.items() if name in document}
+    return {**_with_jobs_of_today(document), "version": VERSION, **changed}
 
 
 def _with_jobs_of_today(value: Any) -> Any:
@@ -59,6 +51,15 @@ def _search(report: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**report, **changed}
 
 
+def _infeasible(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    remedies = [_said(words) for words in entry.get("remedies", ())]
+    return {"reason": _said(entry["reason"]), "remedies": remedies}
+
+
+def _reasons(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [{**entry, "reason": _said(entry["reason"])} for entry in entries]
+
+
 def _said(words: str) -> Mapping[str, str] | None:
     return {"kind": "said", "words": words} if words else None
 
@@ -68,3 +69,11 @@ def _rejection(words: str) -> dict[str, Any]:
     if words not in CAUSES and rule != words:
         return {"kind": "rule", "rule": rule, "words": words}
     return {"kind": CAUSES.get(words, "said"), "words": words}
+
+
+CHANGES: Mapping[str, Callable[[Any], Any]] = {
+    "search": _search,
+    "infeasible": _infeasible,
+    "baselines": _reasons,
+    "kinds": _reasons,
+}

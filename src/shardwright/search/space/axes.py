@@ -28,6 +28,7 @@ from shardwright.plans.abilities import (
 )
 from shardwright.plans.cuts import sequences_split, whole_sequences
 from shardwright.records import record
+from shardwright.rows import holding
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.cluster import NodePool
@@ -161,30 +162,28 @@ def as_needed(space: Space, model: Model, job: Job) -> Space:
     """Return the space without what does not go with the model or with the job's options: layers that share blocks are
     of one stage; the precision-aware optimizer is a distributed one on the GPU, and where weights are kept in fp8 it is
     a distributed one; weights in host memory are sharded."""
-    pins = dict(space.pins)
-    if model.sharing:
-        pins["pp"] = space.allowed("pp", (1,))
-    if job.options.precision_aware or job.options.param_gather == "fp8":
-        pins["sharding"] = space.allowed("sharding", (ZERO1,))
-    if job.options.weights_in_host:
-        pins["sharding"] = space.allowed("sharding", (ZERO3,))
-    if job.options.precision_aware:
-        pins["offload"] = space.allowed("offload", (0.0,))
-    return replace(space, pins=pins) if pins != space.pins else space
+    options = job.options
+    needed = holding(
+        (model.sharing, ("pp", (1,))),
+        (options.precision_aware or options.param_gather == "fp8", ("sharding", (ZERO1,))),
+        (options.weights_in_host, ("sharding", (ZERO3,))),
+        (options.precision_aware, ("offload", (0.0,))),
+    )
+    return replace(space, pins={**space.pins, **{axis: space.allowed(axis, values) for axis, values in needed}})
 
 
 def _runnable(context: Context, space: Space) -> Space:
     """Return the space without what the job's framework cannot run on the GPUs of the context. Measured layers
     have run."""
-    gpu, able = context.pool.gpu, {}
-    if "flash" not in context.source.only and not flash_attention_runs(gpu, context.job):
-        able["flash"] = space.allowed("flash", (0,))
-        able["cp"] = space.allowed("cp", (1,))  # which Transformer Engine does with fused attention alone
-    elif framework_has(context.job.framework, "fused_alone") and "flash" not in context.source.only:
-        able["flash"] = space.allowed("flash", (1,))
-    if not tensor_parallel_overlaps(context.pool, context.job):
-        able["overlap_tp"] = space.allowed("overlap_tp", (0,))
-    return replace(space, pins={**space.pins, **able})
+    runs = flash_attention_runs(context.pool.gpu, context.job)
+    measured = "flash" in context.source.only
+    able = holding(
+        (not runs and not measured, ("flash", (0,))),
+        (not runs and not measured, ("cp", (1,))),  # which Transformer Engine does with fused attention alone
+        (runs and not measured and framework_has(context.job.framework, "fused_alone"), ("flash", (1,))),
+        (not tensor_parallel_overlaps(context.pool, context.job), ("overlap_tp", (0,))),
+    )
+    return replace(space, pins={**space.pins, **{axis: space.allowed(axis, values) for axis, values in able}})
 
 
 def divisors(number: int, limit: int) -> list[int]:

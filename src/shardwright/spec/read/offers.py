@@ -149,15 +149,21 @@ def _market(section: Section) -> Market:
 
 
 def _assumed_terms(root: Section, terms: Terms) -> Iterator[Assumption]:
-    if "failures_per_gpu_hour" not in root.fields:
-        rate = f"one in {1.0 / FAILURES_PER_GPU_HOUR:,.0f} GPU hours"
-        yield Assumption("failures", f"{rate}, as in the training of Llama 3 (arXiv 2407.21783)")
-    if "checkpoint_gb_per_second" not in root.fields:
-        speed = terms.checkpoint_bytes_per_second / GIGA
-        yield Assumption("checkpoints", f"{speed:g} GB/s a machine to storage, as in the training of Llama 3")
-    if "restart_minutes" not in root.fields:
-        minutes = f"{terms.restart_seconds / 60.0:g} minutes after an interruption"
-        yield Assumption("restart", f"{minutes} (MegaScale, arXiv 2402.15627)")
+    usual = {
+        "failures_per_gpu_hour": Assumption(
+            "failures",
+            f"one in {1.0 / FAILURES_PER_GPU_HOUR:,.0f} GPU hours, as in the training of Llama 3 (arXiv 2407.21783)",
+        ),
+        "checkpoint_gb_per_second": Assumption(
+            "checkpoints",
+            f"{terms.checkpoint_bytes_per_second / GIGA:g} GB/s a machine to storage, as in the training of Llama 3",
+        ),
+        "restart_minutes": Assumption(
+            "restart",
+            f"{terms.restart_seconds / 60.0:g} minutes after an interruption (MegaScale, arXiv 2402.15627)",
+        ),
+    }
+    return (assumption for name, assumption in usual.items() if name not in root.fields)
 
 
 def offers_from_prices(
