@@ -38,9 +38,10 @@ def require_writable(
         raise bad(f"{option} {out}", "is an input of this command", "name another file")
 
 
-def deliver(text: str, out: Path) -> None:
-    """Write `text` to a file, a device or standard output, and say on standard error which file it replaces."""
-    if is_standard_output(out):
+def deliver(text: str, out: Path | None) -> None:
+    """Write `text` to a file, a device or standard output (`out` None or -), and say on standard error which file it
+    replaces."""
+    if out is None or is_standard_output(out):
         write(text)
         return
     replaced = out.is_file()

@@ -10,7 +10,7 @@ from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.evaluate import seconds_of
 from shardwright.cli.inputs import read_launch, require_no_launch
 from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, read_measurements
-from shardwright.cli.output import json_text, progress, terminal_width, write
+from shardwright.cli.output import json_text, progress, terminal_width
 from shardwright.commands import argument, option
 from shardwright.errors import bad
 
@@ -73,10 +73,7 @@ def diagnose(
     with progress("reading, and looking for causes"):
         result = run(mine, sources, step_seconds=seconds_of(measured), data=data, efficiency=efficiency, best=best)
     answer = json_text(diagnosis_document(result, origin)) if json else diagnosis_text(result, origin, terminal_width())
-    if out is None:
-        write(answer)
-    else:
-        deliver(answer, out)
+    deliver(answer, out)
 
 
 def _plan_of(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
-from shardwright.cli.output import write
-from shardwright.errors import SpecError
+from shardwright.errors import reject
 
 
 def draw(
@@ -28,11 +27,6 @@ def draw(
 
     require_writable(out, [plan, *profile])
     drawn = load_plan(plan)
-    if problems := check(drawn):
-        raise SpecError(*merged(problems))
+    reject(merged(check(drawn)))
     measured = efficiency_of(read_measurements(profile), drawn.model, drawn.cluster, drawn.job)
-    text = picture(drawn, efficiency=measured).svg
-    if out is None:
-        write(text)
-    else:
-        deliver(text, out)
+    deliver(picture(drawn, efficiency=measured).svg, out)

@@ -29,6 +29,7 @@ from shardwright.plans.check import check
 from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
+from shardwright.rows import stated
 
 TARGET = "accelerate"
 VERSION = trainers()[TARGET].version
@@ -81,13 +82,14 @@ def _is_sharded(plan: Plan) -> bool:
 def _arguments(plan: Plan) -> dict[str, object]:
     """Return the training arguments. Sharded gradients are summed in every micro-batch unless the job says otherwise:
     left alone, Accelerate keeps whole ones on every GPU until the last (`no_sync`)."""
-    replica = plan.replicas[0]
-    kept = trainer_arguments(plan)
-    if _is_sharded(plan) and plan.job.optimizer in OF_SHARDS:
-        kept["optim"] = OF_SHARDS[plan.job.optimizer]
-    if _is_sharded(plan) and replica.micro_batches > 1 and plan.job.options.gradient_sync != "last":
-        kept["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-    return kept
+    if not _is_sharded(plan):
+        return trainer_arguments(plan)
+    each = plan.replicas[0].micro_batches > 1 and plan.job.options.gradient_sync != "last"
+    of_shards = {
+        "optim": OF_SHARDS.get(plan.job.optimizer),
+        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}} if each else None,
+    }
+    return trainer_arguments(plan) | stated(of_shards)
 
 
 def config(plan: Plan) -> dict[str, object]:

@@ -7,7 +7,8 @@ do (`trainable`). The vocabulary need not divide: every runtime pads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
 from shardwright.errors import Problem, suggestion
 from shardwright.plans.abilities import makers
@@ -102,14 +103,11 @@ def _batch(plan: Plan) -> Iterator[Problem]:
 
 def _gpus(plan: Plan) -> Iterator[Problem]:
     """No more GPUs of a type than the cluster has."""
-    there: dict[str, int] = {}
-    for pool in plan.cluster.pools:
-        there[pool.gpu.name] = there.get(pool.gpu.name, 0) + pool.gpus
-    used: dict[str, int] = {}
+    there, used = plan.cluster.gpus_by_type, Counter[str]()
     for place, replica, stage in stages_at(plan):
         if stage.gpu not in there:
             yield Problem(f"{place}.gpu", f"the cluster has no {stage.gpu!r}", suggestion(stage.gpu, there))
-        used[stage.gpu] = used.get(stage.gpu, 0) + replica.count * stage.gpus
+        used[stage.gpu] += replica.count * stage.gpus
     for gpu, count in used.items():
         if gpu in there and count > there[gpu]:
             message = f"uses {count} GPUs of type {gpu}, but the cluster has {there[gpu]}"
@@ -197,15 +195,16 @@ def _recompute(plan: Plan) -> Iterator[Problem]:
             yield Problem(f"{place}.recompute", message, hint)
 
 
-def _recompute_faults(recompute: Recompute, layers: int) -> Iterator[tuple[str, str]]:
-    if recompute.granularity != "full":
-        if recompute.method is not None or recompute.layers is not None:
-            yield f"{recompute.granularity} takes neither method nor layers", "leave them out, or use granularity full"
-        return
-    if recompute.method is None:
-        yield "full needs a method", "write uniform or block"
-    if recompute.layers is None or not 1 <= recompute.layers <= layers:
-        yield f"full with layers {recompute.layers}", f"write a count of layers from 1 to {layers}"
+def _recompute_faults(recompute: Recompute, layers: int) -> Iterable[tuple[str, str]]:
+    full = recompute.granularity == "full"
+    more = recompute.method is not None or recompute.layers is not None
+    able = recompute.layers is not None and 1 <= recompute.layers <= layers
+    neither = f"{recompute.granularity} takes neither method nor layers"
+    return holding(
+        (more and not full, (neither, "leave them out, or use granularity full")),
+        (full and recompute.method is None, ("full needs a method", "write uniform or block")),
+        (full and not able, (f"full with layers {recompute.layers}", f"write a count of layers from 1 to {layers}")),
+    )
 
 
 def _optimizer(plan: Plan) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from shardwright.spec.adapter import TARGETS, Adapter, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.forward_pass import PLAIN
 from shardwright.spec.job import Job
-from shardwright.spec.layer import Attention, Layer
+from shardwright.spec.layer import Attention, Layer, vectors_beside
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import Model
 from shardwright.spec.read.families import FAMILIES, TRAINED
@@ -85,13 +85,13 @@ def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
         ),
         (job.fp8_storage, "fp8_storage", f"keeping weights in 8 bits alone is not there in {OWN}", "leave it out"),
         (job.fused_loss, "fused_loss", f"a loss that holds no logits is not there in {OWN}", "leave it out"),
-        (job.preference is not None, "preference", f"a loss over preferences is not there in {OWN}", FOR_TRL),
         (
             job.optimizer == "none",
             "optimizer",
             f"a step without an update is not there in {OWN}",
             "name an optimizer",
         ),
+        (job.preference is not None, "preference", f"a loss over preferences is not there in {OWN}", FOR_TRL),
         (
             parted,
             "document_tokens",
@@ -275,12 +275,11 @@ def _placed(model: Model, layer: Layer) -> bool:
 
 def _unplaced(model: Model, layer: Layer) -> bool:
     """Return whether a layer has more weights beside matrices and norms than blocks have."""
-    attention, moe, computed = layer.attention, layer.moe, model.computed
-    known = attention.heads if attention and computed.sinks else 0
-    if attention and attention.qk_norm and computed.query_key_norm != PLAIN.query_key_norm:
-        known += attention.query_width + attention.key_width - 2 * attention.head_dim
-    if moe is not None and computed.expert_bias:
-        known += moe.experts * ((moe.matrices - 1) * moe.expert_width + model.hidden)
+    computed = model.computed
+    wide, bias = computed.query_key_norm != PLAIN.query_key_norm, computed.expert_bias
+    known = vectors_beside(
+        layer.attention, layer.moe, model.hidden, sinks=computed.sinks, wide_norms=wide, expert_bias=bias
+    )
     return (layer.vector_parameters or 0) != known
 
 

@@ -126,14 +126,15 @@ def _unrehearsed(job: Job) -> Iterator[Problem]:
             if field.name not in left and getattr(record_of, field.name) != getattr(usual, field.name):
                 hint = "plan without, or rehearse the plan of another trainer"
                 yield Problem(f"{place}.{field.name}", "is not rehearsed under FSDP2 yet", hint)
-    if job.preference is not None and not job.preference.passes.tiled:
-        message = f"{job.preference.loss} is not rehearsed under FSDP2 yet"
-        yield Problem("job.preference", message, "plan with preference=dpo or kto")
-    if job.optimizer not in OPTIMIZERS:
-        message = f"{job.optimizer} is not rehearsed under FSDP2 yet"
-        yield Problem("job.optimizer", message, f"plan with optimizer={' or '.join(OPTIMIZERS)}")
-    if job.precision == "fp8":
-        yield Problem("job.precision", "fp8 is not rehearsed under FSDP2 yet", "plan with precision=bf16")
+    preferred = "" if job.preference is None else job.preference.loss
+    tiled = job.preference is None or job.preference.passes.tiled
+    others = holding(
+        (not tiled, ("preference", preferred, "dpo or kto")),
+        (job.optimizer not in OPTIMIZERS, ("optimizer", job.optimizer, " or ".join(OPTIMIZERS))),
+        (job.precision == "fp8", ("precision", "fp8", "bf16")),
+    )
+    for name, word, able in others:
+        yield Problem(f"job.{name}", f"{word} is not rehearsed under FSDP2 yet", f"plan with {name}={able}")
 
 
 def _of_megatron(plan: Plan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -222,6 +223,14 @@ class Cluster:
         for pool in self.pools:
             first.setdefault(pool.gpu.name, pool)
         return first
+
+    @cached_property
+    def gpus_by_type(self) -> Counter[str]:
+        """How many GPUs of each type there are."""
+        there: Counter[str] = Counter()
+        for pool in self.pools:
+            there[pool.gpu.name] += pool.gpus
+        return there
 
     @cached_property
     def sites(self) -> dict[str, str]:

@@ -287,3 +287,16 @@ def interned(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Return the layers, of which equal ones are equal objects."""
     known = {layer: layer for layer in layers}
     return tuple(known[layer] for layer in layers)
+
+
+def vectors_beside(
+    attention: Attention | None, moe: Moe | None, hidden: int, *, sinks: bool, wide_norms: bool, expert_bias: bool
+) -> int:
+    """Return the weights of a layer outside its matrices and norms over the hidden width: a sink for each head, norms
+    of queries and keys that are as wide as these (`wide_norms`) in place of a head's, and biases of experts."""
+    count = attention.heads if attention and sinks else 0
+    if attention and attention.qk_norm and wide_norms:
+        count += attention.query_width + attention.key_width - 2 * attention.head_dim
+    if moe and expert_bias:
+        count += moe.experts * ((moe.matrices - 1) * moe.expert_width + hidden)
+    return count

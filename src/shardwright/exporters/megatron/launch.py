@@ -17,6 +17,7 @@ from shardwright.exporters.exported import Exported
 from shardwright.exporters.megatron.export import ArgumentGroup, MegatronExport, to_megatron
 from shardwright.plans.mesh import Host
 from shardwright.plans.plan import Plan
+from shardwright.rows import holding
 from shardwright.spec.cluster import kind_of
 from shardwright.units import GIBIBYTE, format_seconds
 
@@ -178,12 +179,13 @@ def _quoted(word: str) -> str:
 
 
 def _own_arguments(export: MegatronExport, launcher: Launcher) -> str:
-    lines = [f'    {flag} "${{{name}}}"' for flag, name in OWN_ARGUMENTS]
-    if "--train-iters" not in export.arguments:
-        lines.append('    --train-iters "${TRAIN_ITERS}"')
-    if launcher == "slurm":
-        lines.append("    --exit-signal-handler")
-    return "\n".join(["OWN_ARGUMENTS=(", *lines, f"    --save-interval {SAVE_INTERVAL}", ")"])
+    lines = [f'{flag} "${{{name}}}"' for flag, name in OWN_ARGUMENTS]
+    more = holding(
+        ("--train-iters" not in export.arguments, '--train-iters "${TRAIN_ITERS}"'),
+        (launcher == "slurm", "--exit-signal-handler"),
+        (True, f"--save-interval {SAVE_INTERVAL}"),
+    )
+    return "\n".join(["OWN_ARGUMENTS=(", *(f"    {line}" for line in (*lines, *more)), ")"])
 
 
 def _start(export: MegatronExport, launcher: Launcher) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from shardwright.plans.document import dumps, from_document
 from shardwright.reports.html.front import HOURS_PER_DAY, limits
 from shardwright.reports.html.page_of import context_lines, repeat_section
 from shardwright.reports.section import Chart, Figure, Page, Section, Table
+from shardwright.rows import holding
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
 
 PICKS = {
@@ -50,11 +51,12 @@ def _refused(page: Page, infeasible: Mapping[str, Any]) -> Page:
     return replace(page, answer=answer, sections=(help_, *page.sections[:2]), files={})
 
 
-def _limits_words(document: Mapping[str, Any]) -> Iterator[str]:
-    if document["deadline_hours"] is not None:
-        yield f"within {format_seconds(document['deadline_hours'] * SECONDS_PER_HOUR)}"
-    if document["budget_dollars"] is not None:
-        yield f"for at most {format_dollars(document['budget_dollars'])}"
+def _limits_words(document: Mapping[str, Any]) -> Iterable[str]:
+    hours, dollars = document["deadline_hours"], document["budget_dollars"]
+    return holding(
+        (hours is not None, f"within {format_seconds((hours or 0.0) * SECONDS_PER_HOUR)}"),
+        (dollars is not None, f"for at most {format_dollars(dollars or 0.0)}"),
+    )
 
 
 def _figures(document: Mapping[str, Any]) -> list[Figure]:

@@ -29,10 +29,7 @@ def gpu_words(plan: Plan) -> str:
 
 def idle(plan: Plan) -> Counter[str]:
     """Return how many GPUs of each type of the cluster a plan leaves idle."""
-    have: Counter[str] = Counter()
-    for pool in plan.cluster.pools:
-        have[pool.gpu.name] += pool.gpus
-    return have - plan.gpus_by_type
+    return plan.cluster.gpus_by_type - plan.gpus_by_type
 
 
 def idle_words(plan: Plan) -> str:

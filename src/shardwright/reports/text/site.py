@@ -79,19 +79,22 @@ def _answers(calibration: SiteCalibration, path: Path) -> list[tuple[str, str]]:
     low, high = min(factors), max(factors)
     moved = f"{low - 1.0:+.0%}" if round(low, 2) == round(high, 2) else f"{low - 1.0:+.0%} to {high - 1.0:+.0%}"
     narrower = float(np.median([effect.narrower for effect in effects]))
-    sure = f"80% intervals of plans like these are {narrower:.0%} as wide as without"
-    rows = [("moved", f"seconds of plans like these by {moved}"), ("sure", sure)]
-    if len(calibration.runs) > 1:
-        before = np.median([abs(math.expm1(run.log_ratio)) for run in calibration.runs])
-        after = np.median([abs(math.expm1(left[1])) for left in _left(calibration)])
-        rows.append(
-            ("check", f"median error of each run predicted by the others: {before:.1%} before, {after:.1%} after")
-        )
-    rows.append(("silent", "; ".join(silent_words(calibration))))
-    if calibration.profiles:
-        rows.append(("profile", f"it is what is left beyond the profile of {', '.join(calibration.profiles)}"))
-    rows.append(("next", f"shardwright plan … --calibration {path}"))
-    return rows
+    profiles = ", ".join(calibration.profiles)
+    rows = {
+        "moved": f"seconds of plans like these by {moved}",
+        "sure": f"80% intervals of plans like these are {narrower:.0%} as wide as without",
+        "check": _check_words(calibration) if len(calibration.runs) > 1 else "",
+        "silent": "; ".join(silent_words(calibration)),
+        "profile": f"it is what is left beyond the profile of {profiles}" if profiles else "",
+        "next": f"shardwright plan … --calibration {path}",
+    }
+    return [(name, words) for name, words in rows.items() if words]
+
+
+def _check_words(calibration: SiteCalibration) -> str:
+    before = np.median([abs(math.expm1(run.log_ratio)) for run in calibration.runs])
+    after = np.median([abs(math.expm1(left[1])) for left in _left(calibration)])
+    return f"median error of each run predicted by the others: {before:.1%} before, {after:.1%} after"
 
 
 def silent_words(calibration: SiteCalibration) -> list[str]:

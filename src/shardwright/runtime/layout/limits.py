@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from shardwright.errors import Problem
@@ -17,6 +17,7 @@ from shardwright.plans.trainable import (
     untrainable_stages,
 )
 from shardwright.plans.trainer_options import OWN_FP8_RECIPE, OWN_FP8_RECIPES
+from shardwright.rows import holding
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.options import said
 
@@ -25,7 +26,7 @@ OWN_OPTIONS = {"grad_reduce": "fp32", "dispatcher": "alltoall"}  # as it runs ev
 
 def unrunnable(plan: Plan) -> tuple[Problem, ...]:
     """Return why a legal plan cannot be run, nothing if it can. Paths are those of the plan file."""
-    rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
+    rules: tuple[Callable[[Plan], Iterable[Problem]], ...] = (
         _hardware,
         lambda plan: untrainable_model(plan.model),
         lambda plan: untrainable_adapters(plan.model, plan.job),
@@ -50,12 +51,19 @@ def _optimizer(plan: Plan) -> Iterator[Problem]:
         yield Problem("job.optimizer", f"{plan.job.optimizer} cannot be run", hint)
 
 
-def _precision(plan: Plan) -> Iterator[Problem]:
+def _precision(plan: Plan) -> Iterable[Problem]:
     job = plan.job
-    if job.fp8_storage:
-        yield Problem("job.fp8_storage", "cannot be run: weights are kept in 16 bits as well", "leave it out")
-    if job.precision == "fp8" and job.fp8_recipe not in OWN_FP8_RECIPES:
-        yield Problem("job.fp8_recipe", f"{job.fp8_recipe} cannot be run", f"use {OWN_FP8_RECIPE}, or leave it out")
+    other = f"use {OWN_FP8_RECIPE}, or leave it out"
+    return holding(
+        (
+            job.fp8_storage,
+            Problem("job.fp8_storage", "cannot be run: weights are kept in 16 bits as well", "leave it out"),
+        ),
+        (
+            job.precision == "fp8" and job.fp8_recipe not in OWN_FP8_RECIPES,
+            Problem("job.fp8_recipe", f"{job.fp8_recipe} cannot be run", other),
+        ),
+    )
 
 
 def _options(plan: Plan) -> Iterator[Problem]:

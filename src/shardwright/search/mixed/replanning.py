@@ -119,9 +119,7 @@ def _numbers(previous: Plan, cluster: Cluster) -> list[int]:
     """Return how many replicas of each kind have machines. Of those that need a GPU type of which too few are left,
     those are given up that do least with it."""
     numbers = [replica.count for replica in previous.replicas]
-    there: Counter[str] = Counter()
-    for pool in cluster.pools:
-        there[pool.gpu.name] += pool.gpus
+    there = cluster.gpus_by_type
     needs = [_gpus(replica) for replica in previous.replicas]
     for name in previous.gpus_by_type:
         done = {

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 from shardwright.cost.site.calibration import SiteCalibration
 from shardwright.errors import SpecError, bad
+from shardwright.rows import stated
 from shardwright.serving.answers import Answer
 from shardwright.serving.requests import MOST_SECONDS
 from shardwright.serving.tools import API, MOST_TOOL_BYTES, Toolbox, openapi
@@ -122,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(file.type, file.content())
 
     def do_POST(self) -> None:
-        length = int(stated) if (stated := self.headers.get("Content-Length", "")).isdecimal() else 0
+        length = int(size) if (size := self.headers.get("Content-Length", "")).isdecimal() else 0
         if not self._from_here():
             return
         tool = self.path.startswith(API) and self._server.toolbox.tool(self.path.removeprefix(API)) is not None
@@ -204,12 +205,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, kind: str, *, name: str = "", length: int | None = None, status: int = HTTPStatus.OK) -> None:
         self.send_response(status)
-        headers = {"Content-Type": kind, "Cache-Control": "no-store", **SAFE}
-        if length is not None:
-            headers["Content-Length"] = str(length)
-        if name:
-            headers["Content-Disposition"] = f'attachment; filename="{name}"'
-        for field, value in headers.items():
+        headers = {
+            "Content-Type": kind,
+            "Cache-Control": "no-store",
+            **SAFE,
+            "Content-Length": None if length is None else str(length),
+            "Content-Disposition": f'attachment; filename="{name}"' if name else None,
+        }
+        for field, value in stated(headers).items():
             self.send_header(field, value)
         self.end_headers()
 

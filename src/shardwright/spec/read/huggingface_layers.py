@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.errors import suggestion
-from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention, interned
+from shardwright.spec.layer import (
+    Attention,
+    LatentAttention,
+    Layer,
+    Mlp,
+    Moe,
+    SparseAttention,
+    interned,
+    vectors_beside,
+)
 from shardwright.spec.mixers import Rwkv7
 from shardwright.spec.read.block_patterns import BOTH, CHUNKED, FULL, INDEXED, MIXER, MLP, MOE, SLIDING
 from shardwright.spec.read.config_fields import (
@@ -141,13 +150,9 @@ def stated(fields: ConfigFields, trait: Stated) -> bool:
 
 
 def _vectors(family: ModelFamily, attention: Attention | None, moe: Moe | None, hidden: int) -> int:
-    """Return the weights of a layer outside its matrices and norms over the hidden width."""
-    count = family.scalars + (attention.heads if attention and family.sinks else 0)
-    if attention and attention.qk_norm and family.qk_norm_over == "projection":
-        count += attention.query_width + attention.key_width - 2 * attention.head_dim
-    if moe and family.expert_bias:
-        count += moe.experts * ((moe.matrices - 1) * moe.expert_width + hidden)
-    return count
+    wide, bias = family.qk_norm_over == "projection", family.expert_bias
+    beside = vectors_beside(attention, moe, hidden, sinks=family.sinks, wide_norms=wide, expert_bias=bias)
+    return family.scalars + beside
 
 
 def _attention(fields: ConfigFields, family: ModelFamily, hidden: int) -> Attention:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.errors import SpecError
+from shardwright.rows import holding
 from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.catalog.machines import links
 from shardwright.spec.catalog.prices import MachinePrice
@@ -106,16 +107,17 @@ def _part(pool: NodePool, name: str, count: int, whole: int) -> NodePool:
     fitting = [slot for slot in SLOTS if links()[slot].bytes_per_second <= gpu.pcie_bytes_per_second]
     link = gpu.link if gpu.link.startswith("PCIe") else fitting[-1] if fitting else SLOTS[0]
     part = f", of which {count} of {whole} GPUs have their part"
-    assumed = [
+    alone = (
         replace(item, words=item.words + part * (item.about in SHARED))
         for item in pool.assumed
         if item.about != NO_PRICE.about
-    ]
+    )
     rate = min(pool.intra_bytes_per_second, gpu.pcie_bytes_per_second)
-    if pool.intra_bytes_per_second == gpu.link_bytes_per_second:
-        assumed.append(Assumption("GPUs of other types", f"over PCIe, {rate / GIGA:g} GB/s in one direction"))
-    if pool.dollars_per_node_hour is None:
-        assumed.append(NO_PRICE)
+    over_pcie = Assumption("GPUs of other types", f"over PCIe, {rate / GIGA:g} GB/s in one direction")
+    more = holding(
+        (pool.intra_bytes_per_second == gpu.link_bytes_per_second, over_pcie),
+        (pool.dollars_per_node_hour is None, NO_PRICE),
+    )
     return replace(
         pool,
         gpus_per_node=count,
@@ -123,7 +125,7 @@ def _part(pool: NodePool, name: str, count: int, whole: int) -> NodePool:
         inter_bytes_per_second=pool.inter_bytes_per_second * share,
         host_memory_bytes=pool.host_memory_bytes * share,
         host_memory_bytes_per_second=pool.host_memory_bytes_per_second * share,
-        assumed=tuple(assumed),
+        assumed=(*alone, *more),
         mixed=MixedMachine(
             name=name,
             gpus=whole,

@@ -13,9 +13,8 @@ import numpy as np
 from shardwright.arrays import Ints, picked
 from shardwright.records import record
 from shardwright.rounding import coarse, weighed
-from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, least_seconds
+from shardwright.search.mixed.bounds.compositions import Compositions, columns, least_seconds
 from shardwright.search.mixed.bounds.instance import Instance
-from shardwright.search.mixed.subproblem.eligible import that_fit
 from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
 from shardwright.search.mixed.tables.region import Region, sites_of
 from shardwright.search.space.axes import Space, divisors
@@ -52,14 +51,6 @@ def candidates(instance: Instance, counts: Ints, copies: int, longest: float) ->
         return []
     short = replace(instance, depth=int(counts.sum(axis=1).max()), known={})
     return _timed(instance, _columns(short, counts, _region(short, copies), micro_batches, longest), copies, longest)
-
-
-def of_single_stages(instance: Instance, copies: int, longest: float) -> list[Candidate]:
-    """Return the same of the ways to have replicas of one stage each."""
-    region = _region(instance, copies)
-    single = that_fit(instance, region, alone(instance.table, instance.layers, region))
-    single = single.take(np.flatnonzero((single.counts * copies <= instance.table.units).all(axis=1)))
-    return _timed(instance, single, copies, longest) if len(single) else []
 
 
 def _timed(instance: Instance, listed: Compositions, copies: int, longest: float) -> list[Candidate]:
