@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from shardwright.errors import Problem, suggestion
 from shardwright.plans.abilities import makers
+from shardwright.plans.cuts import split_sizes
 from shardwright.plans.plan import DEGREES, Plan, Recompute, Stage, replicas_at, stages_at
 from shardwright.plans.shares import share_problems
 from shardwright.plans.trainable import own_problems
@@ -306,7 +307,7 @@ def degree_problems(plan: Plan) -> Iterator[Problem]:
 
 def _tensor_parallel(plan: Plan) -> Iterator[Problem]:
     for place, _, stage in stages_at(plan):
-        for what, size in _split_sizes(_kinds(plan, stage)):
+        for what, size in split_sizes(_kinds(plan, stage)):
             if size % stage.tensor_parallel:
                 message = f"{stage.tensor_parallel} does not divide {what} ({size})"
                 yield Problem(f"{place}.tensor_parallel", message, "use a divisor of it")
@@ -326,18 +327,6 @@ def _kinds(plan: Plan, stage: Stage) -> tuple[Layer, ...]:
     model = plan.model
     held = dict.fromkeys(kind for start, end in stage.layers for kind in model.kind_of_layer[start:end])
     return tuple(model.kinds[kind] for kind in held) or model.kinds
-
-
-def _split_sizes(kinds: tuple[Layer, ...]) -> tuple[tuple[str, int], ...]:
-    """Return the sizes that tensor parallelism splits, with their names; equal ones once."""
-    sizes: list[tuple[str, int]] = []
-    for kind in kinds:
-        moe = kind.moe
-        sizes += [("the attention heads", kind.attention.heads)] if kind.attention else []
-        sizes += kind.mixer.splits if kind.mixer else ()
-        sizes += [("the feed-forward width", kind.mlp.width)] if kind.mlp else []
-        sizes += [("the shared experts' width", moe.shared_width)] if moe and moe.shared_width else []
-    return tuple(dict.fromkeys(sizes))
 
 
 def _context_parallel(plan: Plan) -> Iterator[Problem]:

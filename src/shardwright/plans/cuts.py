@@ -94,6 +94,18 @@ def whole_sequences(model: Model, framework: str) -> Iterator[str]:
     )
 
 
+def split_sizes(kinds: Iterable[Layer]) -> tuple[tuple[str, int], ...]:
+    """Return the sizes that tensor parallelism splits in layers of some kinds, with their names; equal ones once."""
+    sizes: list[tuple[str, int]] = []
+    for kind in kinds:
+        moe = kind.moe
+        sizes += [("the attention heads", kind.attention.heads)] if kind.attention else []
+        sizes += kind.mixer.splits if kind.mixer else ()
+        sizes += [("the feed-forward width", kind.mlp.width)] if kind.mlp else []
+        sizes += [("the shared experts' width", moe.shared_width)] if moe and moe.shared_width else []
+    return tuple(dict.fromkeys(sizes))
+
+
 def sequences_split(model: Model, tp: Numbers, cp: Numbers) -> Bools | bool:
     """Return which degrees leave every mixer, whose heads context parallelism deals out where its sequence is in parts,
     whole heads on a rank, [N] or one answer for all."""
@@ -127,31 +139,36 @@ def _parts(of: str, sizes: Iterable[Size], multiple: int) -> Iterator[Part]:
 def _matrices(kind: Layer, hidden: int, tp: Numbers) -> Iterator[Size]:
     """Yield what the matrices of a layer beside its experts have of rows or columns, and by what they are cut."""
     attention = kind.attention
+    yield from _in_and_out(kind, tp)
     if attention is not None:
         keys = np.minimum(tp, attention.kv_heads)  # ranks beyond have the same heads
-        yield from (("the queries", attention.query_width, tp), ("the output of attention", attention.out_width, tp))
-        yield from (("the keys", attention.key_width, keys), ("the values", attention.value_width, keys))
-        yield "the gates of attention", attention.gate_width, tp
-        if attention.latent is not None:
-            yield "the latent keys", attention.latent.kv_rank, 1
-            yield "the latent queries", attention.latent.query_rank or 0, 1
+        yield from (
+            ("the queries", attention.query_width, tp),
+            ("the keys", attention.key_width, keys),
+            ("the values", attention.value_width, keys),
+            ("the gates of attention", attention.gate_width, tp),
+        )
     for product in kind.mixer.work(hidden).products if kind.mixer is not None else ():
         size = product.inputs if product.cut == "rows" else product.outputs
         yield "what a mixer takes", size, 1 if product.cut == "whole" else tp
-    yield "the feed-forward width", kind.mlp.width if kind.mlp else 0, tp
-    yield "the shared experts' width", kind.moe.shared_width if kind.moe else 0, tp
 
 
-def _inputs(kind: Layer, hidden: int, tp: Numbers) -> Iterator[Size]:
-    """Yield what the matrices of a layer beside its experts have of columns, and by what these are cut."""
-    yield "the hidden size", hidden, 1
-    if kind.attention is not None:
-        yield "the output of attention", kind.attention.out_width, tp
-        if kind.attention.latent is not None:
-            yield "the latent keys", kind.attention.latent.kv_rank, 1
-            yield "the latent queries", kind.attention.latent.query_rank or 0, 1
-    yield "the feed-forward width", kind.mlp.width if kind.mlp else 0, tp
-    yield "the shared experts' width", kind.moe.shared_width if kind.moe else 0, tp
+def _inputs(kind: Layer, hidden: int, tp: Numbers) -> Iterable[Size]:
+    """Return what the matrices of a layer beside its experts have of columns, and by what these are cut."""
+    return ("the hidden size", hidden, 1), *_in_and_out(kind, tp)
+
+
+def _in_and_out(kind: Layer, tp: Numbers) -> tuple[Size, ...]:
+    """Return the sizes that matrices of a layer beside its experts both give and take; 0 for those that it has not."""
+    attention = kind.attention
+    latent = attention.latent if attention else None
+    return (
+        ("the output of attention", attention.out_width if attention else 0, tp),
+        ("the latent keys", latent.kv_rank if latent else 0, 1),
+        ("the latent queries", (latent.query_rank or 0) if latent else 0, 1),
+        ("the feed-forward width", kind.mlp.width if kind.mlp else 0, tp),
+        ("the shared experts' width", kind.moe.shared_width if kind.moe else 0, tp),
+    )
 
 
 def _of_transformer_engine(model: Model, job: Job, cut: Cut) -> Iterator[Part]:

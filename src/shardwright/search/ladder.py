@@ -158,13 +158,17 @@ def _switches(row: Row) -> Iterable[Row]:
     )
 
 
-def _recomputations(context: Context, row: Row) -> Iterator[Row]:
-    yield {"recompute": NONE, "recompute_layers": 0}
-    yield {"recompute": SELECTIVE, "recompute_layers": 0}
-    yield {"recompute": UNIFORM, "recompute_layers": 1}
+def _recomputations(context: Context, row: Row) -> list[Row]:
     most = -(-context.layer_count // (row["pp"] * row["vpp"]))
-    for layers in sorted({1, most // 4, most // 2, 3 * most // 4, most} - {0}):
-        yield {"recompute": BLOCK, "recompute_layers": layers}
+    return [
+        {"recompute": NONE, "recompute_layers": 0},
+        {"recompute": SELECTIVE, "recompute_layers": 0},
+        {"recompute": UNIFORM, "recompute_layers": 1},
+        *(
+            {"recompute": BLOCK, "recompute_layers": layers}
+            for layers in sorted({1, most // 4, most // 2, 3 * most // 4, most} - {0})
+        ),
+    ]
 
 
 def _states(row: Row) -> Iterator[Row]:

@@ -23,6 +23,7 @@ from shardwright.plans.check import check
 from shardwright.plans.mesh import Host, hosts
 from shardwright.plans.plan import Plan, Replica
 from shardwright.records import record
+from shardwright.rows import holding
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -228,24 +229,26 @@ def _defaults(flags: Flags, plan: Plan) -> Iterator[str]:
 
 
 def _notes(flags: Flags, gpus: int | None, plan: Plan, world: int) -> tuple[str, ...]:
-    notes, cluster = [], plan.cluster
-    if gpus is None:
-        notes.append(f"the text does not say how many GPUs run; those of the cluster are assumed ({world})")
-    elif world < cluster.gpus:
-        notes.append(f"{world} of the cluster's {cluster.gpus} GPUs are used")
-    if not any(flag in flags.given for flag in LENGTHS):
-        notes.append("the text does not say how long the run is")
-    if defaults := ", ".join(_defaults(flags, plan)):
-        notes.append(f"Megatron-LM's defaults are taken where nothing is said: {defaults}")
-    if plan.job.precision == "fp32" and plan.job.framework == "megatron":
-        notes.append("neither --bf16 nor --fp16 is said: fp32 is priced, Megatron-LM's default")
-    if flags["--rampup-batch-size"]:
-        start, step, samples = (*flags["--rampup-batch-size"].split(), "?", "?")[:3]
-        words = f"the batch grows from {start} by {step} over {samples} samples; the final one is priced"
-        notes.append(words)
-    if flags["--sequence-parallel"] and flags["--tensor-model-parallel-size"] == 1:
-        notes.append("--sequence-parallel has no effect without tensor parallelism")
-    return tuple(notes)
+    there, defaults = plan.cluster.gpus, ", ".join(_defaults(flags, plan))
+    start, step, samples = (*(flags["--rampup-batch-size"] or "").split(), "?", "?", "?")[:3]
+    return holding(
+        (gpus is None, f"the text does not say how many GPUs run; those of the cluster are assumed ({world})"),
+        (gpus is not None and world < there, f"{world} of the cluster's {there} GPUs are used"),
+        (not any(flag in flags.given for flag in LENGTHS), "the text does not say how long the run is"),
+        (defaults, f"Megatron-LM's defaults are taken where nothing is said: {defaults}"),
+        (
+            plan.job.precision == "fp32" and plan.job.framework == "megatron",
+            "neither --bf16 nor --fp16 is said: fp32 is priced, Megatron-LM's default",
+        ),
+        (
+            flags["--rampup-batch-size"],
+            f"the batch grows from {start} by {step} over {samples} samples; the final one is priced",
+        ),
+        (
+            flags["--sequence-parallel"] and flags["--tensor-model-parallel-size"] == 1,
+            "--sequence-parallel has no effect without tensor parallelism",
+        ),
+    )
 
 
 def hosts_of(script: ShellScript, launch: Launch, cluster: Cluster, name: str) -> tuple[Host, ...]:

@@ -30,15 +30,17 @@ MOST_STAGES = 12  # in the chart of memory; of more, the fullest of each GPU typ
 SMALLEST_SHARE = 0.0005  # of an iteration; a smaller term is not worth a row
 
 
-def plan_sections(plan: Plan, efficiency: Efficiency) -> Iterator[Section]:
-    """Yield the sections of a costed, legal plan."""
-    yield settings_section(plan)
-    yield map_section(plan)
-    yield timeline_section(plan, efficiency)
-    yield time_section([("this plan", plan)])
-    yield memory_section(plan)
-    yield trust_section(plan.predicted)
-    yield money_section(plan)
+def plan_sections(plan: Plan, efficiency: Efficiency) -> tuple[Section, ...]:
+    """Return the sections of a costed, legal plan."""
+    return (
+        settings_section(plan),
+        map_section(plan),
+        timeline_section(plan, efficiency),
+        time_section([("this plan", plan)]),
+        memory_section(plan),
+        trust_section(plan.predicted),
+        money_section(plan),
+    )
 
 
 def figures(plan: Plan) -> Iterator[Figure]:

@@ -13,6 +13,7 @@ from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 from shardwright.plans.ranking import Ranking, SearchReport
 from shardwright.reports.text import strategy
 from shardwright.reports.words import in_words
+from shardwright.rows import holding
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
 from shardwright.units import clock, counted, format_dollars
@@ -73,20 +74,20 @@ def _why_idle(ranking: Ranking) -> str:
     return f"{words}; by the proof there may be one that is better by up to {room:.0%}"
 
 
-def settings(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the strategy of a mixed plan in labelled lines."""
-    yield "GPUs", f"{plan.gpus}: {gpu_words(plan)}; rank order {plan.rank_order}"
-    replicas = counted(plan.data_parallel, "replica")
-    count = plan.job.global_batch // plan.micro_batch
-    yield "batch", f"{plan.job.global_batch} = {count} micro-batches of {plan.micro_batch}, shared by {replicas}"
-    for place, replica in enumerate(plan.replicas):
-        yield "replicas" if place == 0 else "", replica_words(replica)
-    kind = "zero bubble" if plan.schedule.weights_apart else "1F1B"
-    yield "pipeline", f"{kind}; the tensor-parallel degree of a stage is in front of its GPU type"
-    if (context := plan.stages[0].context_parallel) > 1:
-        yield "context", f"context parallel {context}, of every stage"
-    yield from strategy.experts_setting(plan)
-    yield from strategy.shared_settings(plan)
+def settings(plan: Plan) -> list[tuple[str, str]]:
+    """Return the strategy of a mixed plan in labelled lines."""
+    shared = f"micro-batches of {plan.micro_batch}, shared by {counted(plan.data_parallel, 'replica')}"
+    kind, context = "zero bubble" if plan.schedule.weights_apart else "1F1B", plan.stages[0].context_parallel
+    labels = ("replicas", *[""] * len(plan.replicas))
+    return [
+        ("GPUs", f"{plan.gpus}: {gpu_words(plan)}; rank order {plan.rank_order}"),
+        ("batch", f"{plan.job.global_batch} = {plan.job.global_batch // plan.micro_batch} {shared}"),
+        *zip(labels, map(replica_words, plan.replicas), strict=False),
+        ("pipeline", f"{kind}; the tensor-parallel degree of a stage is in front of its GPU type"),
+        *holding((context > 1, ("context", f"context parallel {context}, of every stage"))),
+        *strategy.experts_setting(plan),
+        *strategy.shared_settings(plan),
+    ]
 
 
 def replica_words(replica: Replica) -> str:

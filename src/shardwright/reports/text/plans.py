@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 
@@ -145,8 +145,8 @@ def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from others
 
 
-def settings_of(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the strategy of any plan in labelled lines."""
+def settings_of(plan: Plan) -> Iterable[tuple[str, str]]:
+    """Return the strategy of any plan in labelled lines."""
     if plan.layered:
         return mixed.layered_settings(plan)
     return strategy.settings(plan) if plan.uniform else mixed.settings(plan)

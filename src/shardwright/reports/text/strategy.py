@@ -87,8 +87,8 @@ def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
-def settings(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the strategy of a plan in labelled lines, as one would tell a colleague."""
+def settings(plan: Plan) -> list[tuple[str, str]]:
+    """Return the strategy of a plan in labelled lines, as one would tell a colleague."""
     replica, stage = plan.replicas[0], plan.stages[0]
     degrees = {
         "tensor": stage.tensor_parallel,
@@ -97,13 +97,15 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
         "data": plan.data_parallel,
     }
     product = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one alone"
-    yield "GPUs", f"{plan.gpus} {stage.gpu} = {product}; rank order {plan.rank_order}"
-    yield from experts_setting(plan)
     samples = f"{counted(replica.micro_batches, 'micro-batch')} of {plan.micro_batch}"
-    yield "batch", f"{plan.job.global_batch} = {samples} × {counted(plan.data_parallel, 'replica')}"
-    yield "pipeline", _pipeline_words(plan)
-    yield "recompute", _recompute_sentence(plan)
-    yield from shared_settings(plan)
+    return [
+        ("GPUs", f"{plan.gpus} {stage.gpu} = {product}; rank order {plan.rank_order}"),
+        *experts_setting(plan),
+        ("batch", f"{plan.job.global_batch} = {samples} × {counted(plan.data_parallel, 'replica')}"),
+        ("pipeline", _pipeline_words(plan)),
+        ("recompute", _recompute_sentence(plan)),
+        *shared_settings(plan),
+    ]
 
 
 OPTION_NAMES = {
@@ -134,20 +136,23 @@ def options_words(plan: Plan) -> str:
     return ", ".join(f"{words} {given[name]}" for name, words in OPTION_NAMES.items() if name in given)
 
 
-def shared_settings(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what holds for all stages of a plan: optimizer, overlap and switches."""
+def shared_settings(plan: Plan) -> list[tuple[str, str]]:
+    """Return what holds for all stages of a plan: optimizer, overlap and switches."""
     offload = f"; {plan.optimizer.offload:.0%} of it in host memory" if plan.optimizer.offload else ""
-    yield "optimizer", SHARDING[plan.optimizer.sharding] + offload
     overlaps = {
         "gradient reduction": plan.overlap.grad_reduce,
         "weight gathering": plan.overlap.param_gather,
         "tensor-parallel": plan.overlap.tensor_parallel,
         "pipeline transfers": plan.overlap.pipeline,
     }
-    yield "overlap", ", ".join(name for name, on in overlaps.items() if on) or "none"
-    yield "switches", f"sequence parallel {_on(plan.sequence_parallel)}, FlashAttention {_on(plan.flash_attention)}"
-    if words := options_words(plan):
-        yield "trainer", words
+    switches = f"sequence parallel {_on(plan.sequence_parallel)}, FlashAttention {_on(plan.flash_attention)}"
+    lines = {
+        "optimizer": SHARDING[plan.optimizer.sharding] + offload,
+        "overlap": ", ".join(name for name, on in overlaps.items() if on) or "none",
+        "switches": switches,
+        "trainer": options_words(plan),
+    }
+    return [(name, words) for name, words in lines.items() if words]
 
 
 def _pipeline_words(plan: Plan) -> str:

@@ -7,7 +7,7 @@ sequence parallelism, FlashAttention, overlaps, layer split, recomputation, shar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from itertools import product
 from math import inf, nan
@@ -26,14 +26,13 @@ from shardwright.plans.abilities import (
     flash_attention_runs,
     tensor_parallel_overlaps,
 )
-from shardwright.plans.cuts import sequences_split, whole_sequences
+from shardwright.plans.cuts import sequences_split, split_sizes, whole_sequences
 from shardwright.records import record
 from shardwright.rows import holding
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
-from shardwright.spec.layer import Layer
 from shardwright.spec.model import Model
 from shardwright.spec.options import VALUES, ordered, word_of
 from shardwright.spec.options import VALUES as OPTIONS
@@ -224,27 +223,13 @@ def _degrees_of_the_model(context: Context, most: int) -> list[int]:
     Megatron-LM can give key-value heads for (one divides the other). They divide what mixers of other kinds deal out
     too."""
     model = context.model
+    sizes = [model.hidden, *(size for _, size in split_sizes(model.kinds))]
     return [
         tp
         for tp in divisors(model.max_heads, most)
-        if model.hidden % tp == 0
-        and all(_splits(attention.heads, attention.kv_heads, tp) for attention in model.attentions)
-        and all(width % tp == 0 for kind in model.kinds for width in _widths(kind))
+        if all(size % tp == 0 for size in sizes)
+        and all(heads % tp == 0 or tp % heads == 0 for heads in (attention.kv_heads for attention in model.attentions))
     ]
-
-
-def _widths(layer: Layer) -> Iterator[int]:
-    """Yield the inner widths of feed-forward blocks that tensor parallelism splits."""
-    if layer.mlp is not None:
-        yield layer.mlp.width
-    if layer.moe is not None:
-        yield layer.moe.shared_width
-    if layer.mixer is not None:
-        yield from (size for _, size in layer.mixer.splits)
-
-
-def _splits(heads: int, kv_heads: int, tp: int) -> bool:
-    return heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
 
 
 def context_parallel_degrees(context: Context) -> list[int]:
