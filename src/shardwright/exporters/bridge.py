@@ -88,7 +88,7 @@ def _fused_targets(adapter: Adapter | None) -> Iterator[Problem]:
             yield Problem("job.adapter.targets", message, "target all or none of these")
 
 
-def adaptercall_text(adapter: Adapter) -> str:
+def adapter_call(adapter: Adapter) -> str:
     """Return the expression of the adapter (megatron/bridge/peft/lora.py and dora.py). Patterns tell experts from other
     feed-forward blocks; queries, keys and values are one matrix there with one adapter, gate and up too."""
     patterns = {
@@ -262,7 +262,7 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
     if adapter := plan.job.adapter:
         placeholders |= {
             "adapters": f"from megatron.bridge.peft.{adapter.form} import {ADAPTERS[adapter.form]}\n",
-            "peft": f"        peft={adaptercall_text(adapter)},\n",
+            "peft": f"        peft={adapter_call(adapter)},\n",
             "load": 'pretrained_checkpoint=os.environ["PRETRAINED_CHECKPOINT"]',
             "train_call": "finetune",
         }
