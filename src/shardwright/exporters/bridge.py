@@ -25,7 +25,7 @@ from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated, opti
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Recompute
-from shardwright.rows import stated
+from shardwright.rows import holding, stated
 from shardwright.spec.adapter import ATTENTION, Adapter
 from shardwright.spec.layer import Attention
 from shardwright.spec.model import Model
@@ -226,12 +226,15 @@ def _mixed_precision(plan: Plan) -> str:
     """Return the expression of the recipe's mixed precision, which decides how gradients are reduced and in which type
     weights are kept."""
     named = f"get_mixed_precision_config({precision_of(plan)!r})"
-    options, changes = plan.job.options, []
-    if options.grad_reduce is not None or options.bf16_gradients:
-        changes.append(f"grad_reduce_in_fp32={not options.bf16_gradients}")
-    if plan.job.precision == "fp8":
-        changes.append(f"fp8_param_gather={options.param_gather == 'fp8'}")
-        changes += ["reuse_grad_buf_for_mxfp8_param_ag=False"] if plan.job.fp8_recipe == "mxfp8" else []
+    options, fp8 = plan.job.options, plan.job.precision == "fp8"
+    changes = holding(
+        (
+            options.grad_reduce is not None or options.bf16_gradients,
+            f"grad_reduce_in_fp32={not options.bf16_gradients}",
+        ),
+        (fp8, f"fp8_param_gather={options.param_gather == 'fp8'}"),
+        (fp8 and plan.job.fp8_recipe == "mxfp8", "reuse_grad_buf_for_mxfp8_param_ag=False"),
+    )
     return f"dataclasses.replace({', '.join([named, *changes])})" if changes else named
 
 
@@ -277,9 +280,8 @@ def _iterations(train: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _script(plan: Plan) -> str:
-    names = ["DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "LEARNING_RATE"]
-    names += ["PRETRAINED_CHECKPOINT"] if plan.job.adapters else []
-    names += ["TRAIN_ITERS"] if plan.job.iterations is None else []
+    more = holding((plan.job.adapters, "PRETRAINED_CHECKPOINT"), (plan.job.iterations is None, "TRAIN_ITERS"))
+    names = ("DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "LEARNING_RATE", *more)
     return run_script(
         f"{plan_words(plan)} Written by shardwright for Megatron-Bridge {VERSION}.",
         *(f': "${{{name}:?}}"' for name in names),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.plans.document import save
 from shardwright.plans.findings import Failure, NoTrainer, RareSwitch, Reason, Rejection, Remedy, Shortage, Uncovered
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan import Plan, Prediction
 from shardwright.records import record
 from shardwright.units import GIBIBYTE, SECONDS_PER_HOUR, format_dollars, format_seconds
 
@@ -285,19 +285,21 @@ def _shown(plans: Sequence[Plan]) -> list[tuple[str, ...]]:
 
 
 def _cells(place: int, plan: Plan) -> tuple[str, ...]:
-    row, prediction = figures(plan), plan.prediction
+    row = figures(plan)
     degrees = [row[f"{kind}_parallel"] for kind in ("tensor", "context", "pipeline", "data")]
-    cells = [place, row["gpu"], plan.gpus, *degrees, plan.micro_batch]
-    if prediction is not None:
-        hours, dollars = prediction.hours_total, prediction.dollars_total
-        cells += [
-            format_seconds(prediction.iteration_seconds),
-            f"{prediction.tokens_per_second:,.0f}",
-            f"{prediction.mfu:.1%}",
-        ]
-        cells += [
-            f"{prediction.fit_probability:.0%}",
-            "–" if hours is None else format_seconds(hours * SECONDS_PER_HOUR),
-        ]
-        cells += ["–" if dollars is None else format_dollars(dollars)]
-    return tuple(map(str, cells + ["–"] * (14 - len(cells))))
+    cells = [place, row["gpu"], plan.gpus, *degrees, plan.micro_batch, *_predicted_cells(plan.prediction)]
+    return tuple(map(str, cells))
+
+
+def _predicted_cells(prediction: Prediction | None) -> tuple[str, ...]:
+    if prediction is None:
+        return ("–",) * 6
+    hours, dollars = prediction.hours_total, prediction.dollars_total
+    return (
+        format_seconds(prediction.iteration_seconds),
+        f"{prediction.tokens_per_second:,.0f}",
+        f"{prediction.mfu:.1%}",
+        f"{prediction.fit_probability:.0%}",
+        "–" if hours is None else format_seconds(hours * SECONDS_PER_HOUR),
+        "–" if dollars is None else format_dollars(dollars),
+    )

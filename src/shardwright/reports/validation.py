@@ -57,22 +57,23 @@ def _text(section: Section, width: int) -> str:
 def heading(validation: Validation) -> str:
     """Return in a sentence or two what was predicted, and how well."""
     summary = validation.summary
+    overall, macro = summary.overall, summary.macro[0] if summary.overall is not None else None
     words = (
         f"{validation.name}: {summary.rows:,} rows, {summary.predicted:,} predicted, {summary.timed:,} of them "
         "compared with a measured time"
     )
     words += f" ({summary.duplicates:,} duplicates left out)." if summary.duplicates else "."
-    overall = summary.overall
-    if overall is None:
+    if overall is None or macro is None:
         return words
-    inside = percent(overall.coverage)
-    words += f" Median error {percent(overall.median_error)}, mean {percent(overall.mean_error)}, "
-    words += f"{inside} inside the 80% interval"
-    macro = summary.macro[0]
-    if macro.sources > 1:
-        words += f"; averaged over {macro.sources} sources, median {percent(macro.median_error)}, "
-        words += f"mean {percent(macro.mean_error)}, {percent(macro.coverage)} inside"
-    return words + "."
+    errors = (
+        f"{words} Median error {percent(overall.median_error)}, mean {percent(overall.mean_error)}, "
+        f"{percent(overall.coverage)} inside the 80% interval"
+    )
+    averaged = (
+        f"; averaged over {macro.sources} sources, median {percent(macro.median_error)}, "
+        f"mean {percent(macro.mean_error)}, {percent(macro.coverage)} inside"
+    )
+    return f"{errors}{averaged if macro.sources > 1 else ''}."
 
 
 def runs_section(outcomes: Sequence[Outcome], shown: int) -> Section:

@@ -181,10 +181,14 @@ def _attention_words(attention: Attention) -> str:
 
 
 def _moe_words(moe: Moe) -> str:
-    words = f"{moe.experts} experts of width {moe.expert_width:,}, {moe.top_k} for each token"
-    words += f", on tokens projected to {moe.latent:,}" if moe.latent is not None else ""
-    words += f", shared width {moe.shared_width:,}" if moe.shared_width else ""
-    return words + (", gated" if moe.gated else "")
+    return "".join(
+        (
+            f"{moe.experts} experts of width {moe.expert_width:,}, {moe.top_k} for each token",
+            f", on tokens projected to {moe.latent:,}" if moe.latent is not None else "",
+            f", shared width {moe.shared_width:,}" if moe.shared_width else "",
+            ", gated" if moe.gated else "",
+        )
+    )
 
 
 def prices_text(prices: Sequence[MachinePrice], width: int | None = None) -> str:

@@ -105,27 +105,30 @@ def silent_words(calibration: SiteCalibration) -> list[str]:
     precisions = sorted({setting.precision for setting in settings})
     kinds = [KIND_WORDS[kind] for kind in KINDS if kind not in have]
     far = max(REACHES.index(setting.reach) for setting in settings)
-    words = [f"plans on {BETWEEN[reach]}: refused" for reach in REACHES[far + 1 :]]
-    words += ["other GPUs and frameworks: refused"]
-    words += (
-        [
-            f"{' and '.join(kinds)}, families other than {', '.join(families)}, and other precisions than "
-            f"{', '.join(precisions)}: only what all runs share"
-        ]
-        if kinds
-        else []
+    shared = (
+        f"{' and '.join(kinds)}, families other than {', '.join(families)}, and other precisions than "
+        f"{', '.join(precisions)}: only what all runs share"
     )
-    return [*words, "memory: it moves seconds alone"]
+    return [
+        *(f"plans on {BETWEEN[reach]}: refused" for reach in REACHES[far + 1 :]),
+        "other GPUs and frameworks: refused",
+        *([shared] if kinds else []),
+        "memory: it moves seconds alone",
+    ]
 
 
 def state_words(state: GoodState) -> str:
     """Return the good state of a run in words, and what it leaves out."""
-    of = state.seconds
-    words = f"{clock(of, like=of)} an iteration (middle 80%: {clock(state.low_seconds, like=of)} to "
-    words += f"{clock(state.high_seconds, like=of)}) over {state.steps:,} iterations"
-    left = [f"{out.steps} {name}" for name, out in state.left_out.items()]
-    words += f"; left out: {', '.join(left)}" if left else ""
-    return words + (f"; {state.bad_share:.0%} of steps straggle or stall" if state.bad_share > 0.005 else "")
+    took, low, high = (
+        clock(value, like=state.seconds) for value in (state.seconds, state.low_seconds, state.high_seconds)
+    )
+    left = ", ".join(f"{out.steps} {name}" for name, out in state.left_out.items())
+    parts = (
+        f"{took} an iteration (middle 80%: {low} to {high}) over {state.steps:,} iterations",
+        f"left out: {left}" if left else "",
+        f"{state.bad_share:.0%} of steps straggle or stall" if state.bad_share > 0.005 else "",
+    )
+    return "; ".join(part for part in parts if part)
 
 
 def calibration_document(calibration: SiteCalibration, states: Mapping[str, GoodState], path: Path) -> dict[str, Any]:
