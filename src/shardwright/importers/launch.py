@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import Problem, bad
+from shardwright.errors import bad
 from shardwright.exporters.evaluation import cluster_said, evaluation_of, is_whole, model_said
 from shardwright.exporters.hugging_face import ARGUMENTS
 from shardwright.files import shipped_table
@@ -30,7 +30,7 @@ from shardwright.importers.configurations import (
 from shardwright.importers.fields import TrainerSettings, job_of
 from shardwright.importers.foundry import mosaic_run
 from shardwright.importers.launches import COMMANDS, Launch, launches
-from shardwright.importers.megatron.flags import explained
+from shardwright.importers.megatron.flags import refuse_hidden
 from shardwright.importers.megatron.read import Reading, reading_of_launch, several, training_of
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
@@ -46,7 +46,7 @@ from shardwright.importers.settings import (
     without,
 )
 from shardwright.importers.shell.read import ShellScript, read_script
-from shardwright.importers.shell.unknown import is_known, is_lone, shown
+from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.torchtitan import fields_of_python
 from shardwright.importers.torchtune import ADAPTER_RECIPES, RECIPES, trains_adapters
 from shardwright.plans.document import from_document, load_plan
@@ -428,7 +428,7 @@ def _arguments(launch: Launch, question: Question) -> dict[Fields, Any]:
         word, follower = words[position], words[position + 1]
         position += 1
         if not word.startswith("--"):
-            _refuse_hidden(word, question)
+            refuse_hidden(word, question.name, question.problems, question.why)
             continue
         key, sign, value = word[2:].partition("=")
         several = [*takewhile(lambda follower: not follower.startswith("--"), words[position:])]
@@ -455,13 +455,6 @@ def _with_files(arguments: dict[Fields, Any], launch: Launch, question: Question
         read |= beside_arguments(question.folder)
     changes = [word for word in launch.arguments if "=" in word and not word.startswith("-") and word not in values]
     return overridden(read | {key: value for key, value in arguments.items() if key not in fields}, changes)
-
-
-def _refuse_hidden(word: str, question: Question) -> None:
-    """A variable of unknown content, where arguments stand, may hold any of them."""
-    if is_lone(word):
-        message = f"{shown(word)} may hold arguments, but the text does not assign it"
-        question.problems.append(Problem(question.name, *explained(word, message, question.why)))
 
 
 def _torchtitan_fields(arguments: dict[Fields, Any], question: Question) -> dict[Fields, Any]:

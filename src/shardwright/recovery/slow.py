@@ -8,7 +8,6 @@ as a GPU type of its own, whose rates are divided by that.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -19,6 +18,7 @@ from shardwright.recovery.decide import Phase, RecoveryDecision, RecoveryOption,
 from shardwright.recovery.outlook import Outlook
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.ways import REFORM_SECONDS, Templates, dollars_per_hour, template_of
+from shardwright.rows import grouped
 from shardwright.search.planner import predict
 from shardwright.spec.cluster import Gpu
 
@@ -43,9 +43,7 @@ class Pace:
 
 def factors(paces: Sequence[Pace], best: Mapping[Rank, float]) -> dict[str, float]:
     """Return how slow each machine is in a window, 1 or more; `best` are the ranks' least seconds so far."""
-    alike: defaultdict[str, list[float]] = defaultdict(list)
-    for pace in paces:
-        alike[pace.work].append(pace.seconds)
+    alike = grouped((pace.work, pace.seconds) for pace in paces)
     slowdowns: dict[str, float] = {}
     for pace in paces:
         peers = median(alike[pace.work]) if len(alike[pace.work]) > 2 else pace.seconds

@@ -139,9 +139,5 @@ def fewer_counts(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _part(cluster: Cluster, nodes: Sequence[int]) -> Cluster:
-    """Return so many machines of each group of a cluster, which keep the links between sites that are left."""
-    pools = tuple(pool.resized(count) for pool, count in zip(cluster.pools, nodes, strict=True) if count)
-    sites = {pool.site for pool in pools}
-    return replace(
-        cluster, pools=pools, site_links=tuple(link for link in cluster.site_links if sites >= {*link.sites})
-    )
+    """Return so many machines of each group of a cluster."""
+    return cluster.of(tuple(pool.resized(count) for pool, count in zip(cluster.pools, nodes, strict=True) if count))

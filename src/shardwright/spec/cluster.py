@@ -242,6 +242,11 @@ class Cluster:
         """Whether some machines have GPUs of several types."""
         return any(pool.mixed for pool in self.pools)
 
+    def of(self, pools: tuple[NodePool, ...]) -> Cluster:
+        """Return a cluster of some pools, which keep the links between sites that are left."""
+        sites = {pool.site for pool in pools}
+        return replace(self, pools=pools, site_links=tuple(link for link in self.site_links if sites >= {*link.sites}))
+
     @cached_property
     def one_machine(self) -> bool:
         """Whether all pools are the GPUs of a single machine with several types."""

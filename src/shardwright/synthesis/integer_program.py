@@ -30,6 +30,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, DecisionColumns, Decisions
 from shardwright.synthesis.linear import LinearRows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
@@ -127,17 +128,14 @@ def _rules(space: Decisions, named: DecisionColumns) -> _Rules:
 def _operands(rows: LinearRows, space: Decisions, named: DecisionColumns) -> dict[Edge, int]:
     """Add rows 2 and 3 for every reader of every use; return the columns e."""
     count = len(named.decision)
-    by_use: dict[int, list[int]] = {}
-    for one, number in enumerate(named.use.tolist()):
-        by_use.setdefault(number, []).append(one)
+    by_use = grouped((number, one) for one, number in enumerate(named.use.tolist()))
     edges: dict[Edge, int] = {}
     column, kept = count + len(named.use), space.kept_from()
     for number, use in enumerate(space.uses):
         made = _by_property([rule.outputs[use.output] for rule in space.decisions[use.decision].rules])
         start = int(named.first[use.decision])
-        mine: dict[tuple[object, object], list[int]] = {}
-        for one in by_use.get(number, []) + by_use.get(kept.get(number, -1), []):
-            mine.setdefault((named.source[one], named.target[one]), []).append(one)
+        of_use = by_use.get(number, []) + by_use.get(kept.get(number, -1), [])
+        mine = grouped(((named.source[one], named.target[one]), one) for one in of_use)
         for which, reader in enumerate(use.readers):
             asked = _by_property(list(reader.asked))
             begin = int(named.first[reader.decision])
@@ -164,10 +162,7 @@ def _operands(rows: LinearRows, space: Decisions, named: DecisionColumns) -> dic
 
 
 def _by_property(properties: list[Property]) -> dict[Property, list[int]]:
-    places: dict[Property, list[int]] = {}
-    for place, held in enumerate(properties):
-        places.setdefault(held, []).append(place)
-    return places
+    return grouped((held, place) for place, held in enumerate(properties))
 
 
 def _ready(some: list[int], kind: Ints, at_end: bool) -> list[int]:

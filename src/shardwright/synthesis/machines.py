@@ -16,6 +16,7 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.synthesis.properties import Partial, Property, Replicated, Sharded
 
 OVERLAP_SLOWDOWN = 1e-3  # of what is sent while devices compute, as time lost; keeps equal times from being ties
@@ -82,9 +83,7 @@ class Machines:
     @cached_property
     def classes(self) -> tuple[tuple[DeviceMachine, Ints], ...]:
         """Kinds of machines, in the order of their first, and the ranks of each."""
-        found: dict[DeviceMachine, list[int]] = {}
-        for rank, number in enumerate(self.machine_of):
-            found.setdefault(self.machines[number], []).append(rank)
+        found = grouped((self.machines[number], rank) for rank, number in enumerate(self.machine_of))
         return tuple((machine, np.array(ranks)) for machine, ranks in found.items())
 
     @cached_property

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.validation.case import NETWORK, RECOMPUTATION, SHARDING
 from shardwright.validation.outcome import Outcome
 
@@ -43,10 +44,7 @@ def sweep_of(outcome: Outcome) -> tuple[object, ...]:
 def sweep_outliers(counted: Sequence[Outcome]) -> frozenset[int]:
     """Return the places of outcomes whose measured over predicted time is far from that of the other strategies of
     their sweep, of which there must be four or more."""
-    sweeps: dict[tuple[object, ...], list[int]] = {}
-    for place, outcome in enumerate(counted):
-        if outcome.ratio is not None:
-            sweeps.setdefault(sweep_of(outcome), []).append(place)
+    sweeps = grouped((sweep_of(outcome), place) for place, outcome in enumerate(counted) if outcome.ratio is not None)
     outliers: set[int] = set()
     for places in sweeps.values():
         if len(places) < 4:

@@ -91,7 +91,7 @@ def scan(
         flag, separator, attached = words[position].partition("=")
         position += 1
         if not flag.startswith("--"):
-            _refuse_hidden(flag, f"{name}: {shown(flag)}", found)
+            refuse_hidden(flag, f"{name}: {shown(flag)}", found.problems, found.why)
             continue
         values = [attached] if separator else []
         while not separator and position < len(words) and not words[position].startswith("--"):
@@ -115,7 +115,7 @@ def _read(flag: str, values: list[str], written: str, scan: _Scan) -> None:
     if read is not None and read.reads == SWITCH:
         scan.given[today] = True
         for value in values:
-            _refuse_hidden(value, place, scan)
+            refuse_hidden(value, place, scan.problems, scan.why)
         if known is not None and known.effect == "uncounted":
             scan.uncounted[written] = known.words
     elif read is not None and read.reads:
@@ -149,7 +149,7 @@ def _pass_over(written: str, values: list[str], known: Known | None, scan: _Scan
         scan.ignored.append(written)
     taken = 1 if known is None else len(values) if known.values is None else known.values
     for value in values[taken:]:
-        _refuse_hidden(value, f"{scan.name}: {written}", scan)
+        refuse_hidden(value, f"{scan.name}: {written}", scan.problems, scan.why)
 
 
 @cache
@@ -171,7 +171,7 @@ def _value(flag: str, known: Known, values: list[str], place: str, scan: _Scan) 
             scan.problems.append(Problem(place, *explained(values[0], message, scan.why)))
         return shown(values[0]) if flag in OF_THE_USER else None
     for value in values[1:]:
-        _refuse_hidden(value, place, scan)
+        refuse_hidden(value, place, scan.problems, scan.why)
     text = " ".join(values) if flag == "--moe-layer-freq" else values[0]
     if flag == "--recompute-modules":
         return " ".join(values)
@@ -187,11 +187,11 @@ def _value(flag: str, known: Known, values: list[str], place: str, scan: _Scan) 
         return None
 
 
-def _refuse_hidden(word: str, place: str, scan: _Scan) -> None:
-    """A variable of unknown content, where arguments stand, may hold any of them."""
+def refuse_hidden(word: str, place: str, problems: list[Problem], why: Mapping[str, str]) -> None:
+    """A variable of unknown content, where arguments stand, may hold any of them: add to `problems` that it does."""
     if is_lone(word):
         message = f"{shown(word)} may hold arguments, but the text does not assign it"
-        scan.problems.append(Problem(place, *explained(word, message, scan.why)))
+        problems.append(Problem(place, *explained(word, message, why)))
 
 
 def explained(word: str, message: str, why: Mapping[str, str]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator as op
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shardwright.importers.shell.arithmetic import ArithmeticFaultError, UnknownValueError, compute
 from shardwright.importers.shell.expansion import fields, number_of, pattern_of, regex_of, text_of
@@ -253,17 +253,22 @@ class DoubleBrackets:
         self.position = 0
 
     def truth(self) -> bool | None:
-        truth = self.conjunction()
-        while self.sign() == "||":
-            self.position += 1
-            truth = disjunction(truth, self.conjunction())
-        return truth
+        return self.joined("||", disjunction, self.conjunction)
 
     def conjunction(self) -> bool | None:
-        truth = self.term()
-        while self.sign() == "&&":
+        return self.joined("&&", conjunction, self.term)
+
+    def joined(
+        self,
+        sign: str,
+        join: Callable[[bool | None, bool | None], bool | None],
+        read: Callable[[], bool | None],
+    ) -> bool | None:
+        """Read parts with a sign between them, and return the truth of all."""
+        truth = read()
+        while self.sign() == sign:
             self.position += 1
-            truth = conjunction(truth, self.term())
+            truth = join(truth, read())
         return truth
 
     def sign(self) -> str:

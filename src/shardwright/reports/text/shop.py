@@ -10,6 +10,7 @@ from shardwright.reports.text.first_screen import COLUMN, next_step, plan_answer
 from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, reasoned, table, wrapped
 from shardwright.reports.text.plans import plan_text, risk_text, run_words
 from shardwright.reports.words import in_words, offers_assumed
+from shardwright.rows import grouped
 from shardwright.search.market.result import Shopping, ShopReport, SizeStep, limits_of
 from shardwright.search.renting import FrontPoint
 from shardwright.spec.job import Job
@@ -76,9 +77,9 @@ def _heading(result: Shopping, model: Model, job: Job, width: int) -> str:
 
 def offers_words(offers: Offers) -> str:
     """Return how many offers there are, of which GPU types, at what price of a GPU and hour."""
-    prices: dict[str, list[float]] = {}
-    for offer in offers.offers:
-        prices.setdefault(offer.pool.gpu.name, []).append(offer.dollars_per_hour / offer.pool.gpus_per_node)
+    prices = grouped(
+        (offer.pool.gpu.name, offer.dollars_per_hour / offer.pool.gpus_per_node) for offer in offers.offers
+    )
     types = [f"{name} {_price_range(of_type)}" for name, of_type in prices.items()]
     left = len(types) - MOST_TYPES
     more = f" and {counted(left, 'GPU type')} more" if left > 0 else ""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from shardwright.cost.compute.orthogonalisation import STEPS
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.state.matrices import UPDATE, Exchange, Fragment
 from shardwright.runtime.state.methods import Update
@@ -117,7 +118,7 @@ def _route(exchange: Exchange, group: Any, rank: int, slots: Sequence[Slot]) -> 
     lists: list[list[list[Any]]] = [[[] for _ in ranks] for _ in range(4)]
     sent, updated, parts, results = lists
     owned: list[CutShape] = []
-    by_bucket = _by_bucket(slots)
+    by_bucket = grouped((slot.buffer.bucket.key, slot) for slot in slots)
     for matrix in exchange.matrices:
         number = len(owned)
         if matrix.owner == rank:
@@ -129,13 +130,6 @@ def _route(exchange: Exchange, group: Any, rank: int, slots: Sequence[Slot]) -> 
                 if matrix.owner == rank:
                     other[place[fragment.rank]].append((number, fragment.holding.piece))
     return Route(group=group, owned=tuple(owned), sent=sent, updated=updated, parts=parts, results=results)
-
-
-def _by_bucket(slots: Iterable[Slot]) -> Mapping[Any, list[Slot]]:
-    by_bucket: dict[Any, list[Slot]] = {}
-    for slot in slots:
-        by_bucket.setdefault(slot.buffer.bucket.key, []).append(slot)
-    return by_bucket
 
 
 def _own(fragment: Fragment, by_bucket: Mapping[Any, list[Slot]]) -> Own:
@@ -179,9 +173,7 @@ def _exchanged(out: list[list[torch.Tensor]], received: list[int], group: Any, h
 
 def _orthogonalise(wholes: Sequence[torch.Tensor], shapes: Sequence[CutShape]) -> None:
     """Orthogonalise whole matrices in place, equal ones together, and scale them to AdamW's steps."""
-    alike: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    for whole, cut in zip(wholes, shapes, strict=True):
-        alike.setdefault(cut.shape, []).append(whole)
+    alike = grouped((cut.shape, whole) for whole, cut in zip(wholes, shapes, strict=True))
     for shape, all_of_them in alike.items():
         together = max(TOGETHER_ELEMENTS // prod(shape), 1)
         for begin in range(0, len(all_of_them), together):

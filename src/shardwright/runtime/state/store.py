@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import ModelParameter
@@ -173,9 +174,7 @@ def _buffers(
 def views_of(bucket: Bucket) -> Iterator[FlatView]:
     """Yield the parameters of a bucket as autograd knows them: the same matrix of all its experts of a layer is one,
     under the name of the first."""
-    kin: dict[str, list[Piece]] = {}
-    for piece in bucket.pieces:
-        kin.setdefault(matrix_of(piece.parameter), []).append(piece)
+    kin = grouped((matrix_of(piece.parameter), piece) for piece in bucket.pieces)
     for first, *others in kin.values():
         shape = first.shape if first.parameter.expert is None else (1 + len(others), *first.shape)
         yield FlatView(name=first.parameter.name, offset=first.offset, shape=shape)

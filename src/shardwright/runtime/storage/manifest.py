@@ -20,6 +20,7 @@ import xxhash
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.runtime.state.pieces import DTYPES, CutShape, StatePiece, StoredPiece, require_held
 from shardwright.spec.model import Model
 
@@ -107,10 +108,7 @@ def manifest_text(manifest: Manifest) -> str:
     """Return a manifest as JSON, with its hash."""
     document: dict[str, Any] = {item.name: getattr(manifest, item.name) for item in fields(manifest)}
     document["parameters"] = {name: [list(cut.shape), cut.dim] for name, cut in manifest.parameters.items()}
-    by_file: dict[str, list[list[Any]]] = {}
-    for stored in manifest.pieces:
-        by_file.setdefault(stored.file, []).append(_row(stored))
-    document["files"] = by_file
+    document["files"] = grouped((stored.file, _row(stored)) for stored in manifest.pieces)
     del document["pieces"]
     text = _canonical(document)
     return f'{{"version": {VERSION}, "hash": "{hash_of(text.encode())}", "manifest":\n{text}}}\n'
@@ -162,10 +160,7 @@ def step_of(folder: Path) -> int:
 
 def by_parameter(pieces: Iterable[StoredPiece]) -> Index:
     """Return pieces by kind and parameter."""
-    found: dict[tuple[str, str], list[StoredPiece]] = {}
-    for stored in pieces:
-        found.setdefault((stored.piece.kind, stored.piece.parameter), []).append(stored)
-    return found
+    return grouped(((stored.piece.kind, stored.piece.parameter), stored) for stored in pieces)
 
 
 def _manifest(document: Mapping[str, Any], where: str) -> Manifest:

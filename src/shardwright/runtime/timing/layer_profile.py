@@ -17,6 +17,7 @@ import torch
 from shardwright.cost.pipeline.schedule import BACKWARD
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.step.timestamps import seconds_between
@@ -121,9 +122,7 @@ def profile_document(plan: Plan, ranks: Sequence[Measured]) -> dict[str, Any]:
     Backward times are without recomputation. Equal layers have one time, the median over them, so it also stands for
     those that a GPU type did not run; embedding and head then take that of another type, scaled as the layers are.
     """
-    by_kind: dict[tuple[str, int], list[Measured]] = {(rank.gpu, rank.tensor_parallel): [] for rank in ranks}
-    for rank in ranks:
-        by_kind[rank.gpu, rank.tensor_parallel].append(rank)
+    by_kind = grouped(((rank.gpu, rank.tensor_parallel), rank) for rank in ranks)
     columns = {key: (_column(group, backward=False), _column(group, backward=True)) for key, group in by_kind.items()}
     entries = []
     weights = _weights(plan.model)
@@ -165,10 +164,7 @@ def _column(ranks: Sequence[Measured], *, backward: bool) -> dict[int, float]:
 def _completed(model: Model, times: Mapping[int, float], others: Sequence[Mapping[int, float]]) -> list[float]:
     """Return the seconds of all units in order, those that are missing as the best guess from what is there."""
     layers = len(model.layers)
-    by_kind: dict[int, list[float]] = {}
-    for unit, seconds in times.items():
-        if 0 < unit <= layers:
-            by_kind.setdefault(model.kind_of_layer[unit - 1], []).append(seconds)
+    by_kind = grouped((model.kind_of_layer[unit - 1], seconds) for unit, seconds in times.items() if 0 < unit <= layers)
     mean = _mean_layer(times, layers)
     full = []
     for unit in range(layers + 2):

@@ -72,8 +72,7 @@ def promising(model: Model, job: Job, offers: Offers, slowness: dict[Offer, floa
 def cluster_of(rentals: Sequence[Rental], site_links: Sequence[SiteLink]) -> Cluster:
     """Return the machines of a mix as a cluster."""
     pools = tuple(rental.offer.pool.resized(rental.machines) for rental in rentals)
-    sites = {pool.site for pool in pools}
-    return Cluster(pools=pools, site_links=tuple(link for link in site_links if set(link.sites) <= sites))
+    return Cluster(pools=pools, site_links=tuple(site_links)).of(pools)
 
 
 def _pairs(slowness: dict[Offer, float], site_links: Sequence[SiteLink]) -> Iterator[tuple[Rental, ...]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context
+from shardwright.rows import grouped
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
 from shardwright.search.mixed.master.answer import Infeasible
 from shardwright.search.mixed.master.regions import bounded
@@ -45,9 +46,7 @@ def that_may_gain(
     """Return the settings that may have plans of fewer than `cutoff` seconds, told of those that differ in the part in
     host memory alone together, where all have some; and seconds that no plan of any of these beats, infinite where
     there are none. Plans of `longest` seconds or more are of no use."""
-    alike: dict[Setting, list[float]] = {}
-    for setting in settings:
-        alike.setdefault(_with(setting, 1.0), []).append(setting.sharing.offload)
+    alike = grouped((_with(setting, 1.0), setting.sharing.offload) for setting in settings)
     joined = [whole for whole, parts in alike.items() if all(parts) and len(parts) > 1]
     if not joined:
         return list(settings), np.inf

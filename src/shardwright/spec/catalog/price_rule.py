@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.spec.catalog.machines import machines
 from shardwright.spec.catalog.prices import MachinePrice
 
@@ -51,9 +52,7 @@ def typical_price(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: boo
     ]
     if not priced:
         return None
-    of_provider: dict[str, list[tuple[float, MachinePrice]]] = {}
-    for dollars, row in priced:
-        of_provider.setdefault(row.provider, []).append((dollars, row))
+    of_provider = grouped((row.provider, (dollars, row)) for dollars, row in priced)
     votes = sorted((_lower_median(provider_prices) for provider_prices in of_provider.values()), key=_order)
     dollars, row = _lower_median(votes)
     least, most = votes[0], votes[-1]

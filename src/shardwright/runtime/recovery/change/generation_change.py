@@ -26,6 +26,7 @@ from shardwright.recovery.quorum import Generation, Machine, next_generation
 from shardwright.recovery.seats import RankSeat, fits, seats
 from shardwright.recovery.slow import with_slow_pools
 from shardwright.recovery.ways import RunPlans, choose
+from shardwright.rows import grouped
 from shardwright.runtime.job.course import RunIdentity, require_step_of
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.fleet.claims import QuorumCheck
@@ -278,12 +279,10 @@ def _unsound_in_cloud(row: Sequence[Any], sources: Sequence[str], why: str) -> I
 
 def _by_reason(failed: Sequence[tuple[str, Sequence[Any]]]) -> dict[str, list[Any]]:
     """Return the rows of pieces that did not arrive, by where they were to come from and go, and why not."""
-    by_reason: dict[str, list[Any]] = {}
-    for name, (row, sources, why) in failed:
-        by_reason.setdefault(
-            f"from {' and '.join(source or 'the object store' for source in sources)} to {name}: {why}", []
-        ).append(row)
-    return by_reason
+    return grouped(
+        (f"from {' and '.join(source or 'the object store' for source in sources)} to {name}: {why}", row)
+        for name, (row, sources, why) in failed
+    )
 
 
 RECOVERIES = "recoveries.jsonl"

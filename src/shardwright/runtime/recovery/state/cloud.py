@@ -150,10 +150,7 @@ class Cloud:
     @_as_oserror
     def claims(self, run: str) -> list[int]:
         """Return the numbers of the generations of a run that were claimed to be followed, in order."""
-        try:
-            paths = self._files.glob(f"{self._root}/{_claim_name(run, '*')}")
-        except FileNotFoundError:
-            return []
+        paths = self._paths(_claim_name(run, "*"))
         return sorted(int(path.removesuffix(".json").rpartition("-")[2]) for path in paths)
 
     def put_part(
@@ -178,11 +175,15 @@ class Cloud:
     @_as_oserror
     def steps(self) -> list[int]:
         """Return the steps that have a manifest, oldest first."""
+        paths = self._paths(f"step-*/{MANIFEST}")
+        return sorted(int(path.split("/")[-2].removeprefix("step-")) for path in paths)
+
+    def _paths(self, pattern: str) -> list[str]:
+        """Return the paths of a pattern, none where there is no folder for them."""
         try:
-            paths = self._files.glob(f"{self._root}/step-*/{MANIFEST}")
+            return list(self._files.glob(f"{self._root}/{pattern}"))
         except FileNotFoundError:
             return []
-        return sorted(int(path.split("/")[-2].removeprefix("step-")) for path in paths)
 
     @_as_oserror
     def manifest(self, step: int) -> Manifest:

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwright.records import record
 from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
+from shardwright.rows import grouped
 from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece, overlaps
 
 Key = tuple[StatePiece, str]
@@ -45,9 +46,7 @@ class SurvivingState:
 
 def newest_state(held: Iterable[HeldPiece], shapes: Shapes, kinds: Kinds) -> SurvivingState | None:
     """Return the newest step of which all `kinds` of all parameters are held by someone, None where there is none."""
-    by_step: dict[int, list[HeldPiece]] = {}
-    for item in held:
-        by_step.setdefault(item.step, []).append(item)
+    by_step = grouped((item.step, item) for item in held)
     for step in sorted(by_step, reverse=True):
         for fitting in _fitting(by_step[step]):
             pieces = cover(fitting, shapes, kinds)

@@ -29,6 +29,7 @@ from shardwright.recovery.transfer import (
     TransferPlan,
     plan_transfers,
 )
+from shardwright.rows import grouped
 from shardwright.runtime.layout.groups import Layout, layout_of
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.recovery.state.inventory import (
@@ -70,10 +71,7 @@ def machine_pieces(layout: Layout, where: Sequence[RankSeat], kinds: Kinds) -> d
 
 def shares_of(pieces: Mapping[str, Collection[StatePiece]]) -> dict[str, frozenset[StatePiece]]:
     """Return which of the pieces that machines hold each is to upload: every piece once, about as much each."""
-    holders: dict[StatePiece, list[str]] = {}
-    for name in sorted(pieces):
-        for piece in pieces[name]:
-            holders.setdefault(piece, []).append(name)
+    holders = grouped((piece, name) for name in sorted(pieces) for piece in pieces[name])
     shares: dict[str, list[StatePiece]] = {name: [] for name in pieces}
     elements = dict.fromkeys(pieces, 0)
     for piece in sorted(holders):
@@ -87,9 +85,7 @@ def machine_needs(
     layout: Layout, where: Sequence[RankSeat], kinds: Kinds, state: SurvivingState, shapes: Shapes
 ) -> dict[str, tuple[Key, ...]]:
     """Return for each machine which pieces of a state hold something that one of its ranks needs."""
-    by_place: dict[tuple[str, str], list[Key]] = {}
-    for key in state.pieces:
-        by_place.setdefault((key[0].kind, key[0].parameter), []).append(key)
+    by_place = grouped(((key[0].kind, key[0].parameter), key) for key in state.pieces)
     wanted = machine_pieces(layout, where, kinds)
     return {machine: _touched(pieces, by_place, shapes) for machine, pieces in wanted.items()}
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
+from shardwright.cost.layers.table import running_sums
 from shardwright.cost.stage import relaxed
 from shardwright.cost.stage.relaxed import SLACK, LeastLayer
 from shardwright.cost.stage.terms import AGAIN
@@ -67,7 +68,7 @@ def capacity(
     sparse = _within(*alone, figures(*alone, copies), seconds, depth=depth, few=few, modes=modes)
     # A stage may hold none of these.
     inner, first, last = (np.maximum(held, 0.0) for held in (sparse.inner, sparse.first, sparse.last))
-    return replace(within, alone=replace(sparse, inner=inner, summed=_running(inner), first=first, last=last))
+    return replace(within, alone=replace(sparse, inner=inner, summed=running_sums(inner), first=first, last=last))
 
 
 def _within(
@@ -92,19 +93,13 @@ def _within(
     return Capacity(
         seconds=seconds,
         inner=inner,
-        summed=_running(inner),
-        free=_running(free),
+        summed=running_sums(inner),
+        free=running_sums(free),
         first=first,
         last=last[:, :, 0],
         steady=steady,
         needed=layers.total - 1e-6,
     )
-
-
-def _running(values: Floats) -> Floats:
-    sums = np.zeros((*values.shape[:2], values.shape[2] + 1))
-    np.cumsum(values, axis=2, out=sums[:, :, 1:])
-    return sums
 
 
 def _times(table: Table, layers: Layers, of: Figures, depth: int, longest: float) -> Floats:

@@ -26,7 +26,8 @@ the simulation.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -267,10 +268,18 @@ def _rounds(deepest: int) -> Floats:
 
 def least_seconds(compositions: Compositions, wanted: Floats, low: float, high: float) -> Floats:
     """Return the seconds in which each composition may finish `wanted` [N] micro-batches, infinite beyond `high`."""
+    return coarse(earliest(partial(micro_batches, compositions), wanted, low, high, STEPS))
+
+
+def earliest(
+    finished: Callable[[Floats], Floats | Ints], wanted: Floats, low: float, high: float, steps: int
+) -> Floats:
+    """Return by so many `steps` of bisection in how many seconds `finished` reaches `wanted` [N] micro-batches, from
+    `low` on and infinite beyond `high`."""
     least, most = np.full(len(wanted), low), np.full(len(wanted), high)
-    possible = micro_batches(compositions, most) >= wanted
-    for _ in range(STEPS if possible.any() else 0):
+    possible = finished(most) >= wanted
+    for _ in range(steps if possible.any() else 0):
         middle = 0.5 * (least + most)
-        enough = micro_batches(compositions, middle) >= wanted
+        enough = finished(middle) >= wanted
         least, most = np.where(enough, least, middle), np.where(enough, middle, most)
-    return coarse(np.where(possible, most, np.inf))
+    return np.where(possible, most, np.inf)

@@ -20,7 +20,7 @@ from shardwright.cost.iteration.lanes import Known
 from shardwright.plans.plan import Plan
 from shardwright.progress import stopped
 from shardwright.records import record
-from shardwright.search.mixed.bounds.compositions import Compositions, micro_batches
+from shardwright.search.mixed.bounds.compositions import Compositions, earliest, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
 from shardwright.search.mixed.drafts.draft import Draft, costed, under_each_order
 from shardwright.search.mixed.drafts.realise import Composition
@@ -149,13 +149,7 @@ class _Ways:
 
     def least_seconds(self, total: int, low: float, high: float) -> Floats:
         """Return the seconds in which each way finishes `total` micro-batches, infinite beyond `high`."""
-        least, most = np.full(len(self.copies), low), np.full(len(self.copies), high)
-        possible = self._finished(most) >= total
-        for _ in range(STEPS):
-            middle = 0.5 * (least + most)
-            enough = self._finished(middle) >= total
-            least, most = np.where(enough, least, middle), np.where(enough, middle, most)
-        return np.where(possible, most, np.inf)
+        return earliest(self._finished, np.full(len(self.copies), float(total)), low, high, STEPS)
 
     def chosen(self, way: int, seconds: float) -> tuple[Composition, ...]:
         """Return the compositions of a way that finish some micro-batches within so many seconds."""
