@@ -84,10 +84,10 @@ def _arguments(plan: Plan) -> dict[str, object]:
     left alone, Accelerate keeps whole ones on every GPU until the last (`no_sync`)."""
     if not _is_sharded(plan):
         return trainer_arguments(plan)
-    each = plan.replicas[0].micro_batches > 1 and plan.job.options.gradient_sync != "last"
+    several = plan.replicas[0].micro_batches > 1 and plan.job.options.gradient_sync != "last"
     of_shards = {
         "optim": OF_SHARDS.get(plan.job.optimizer),
-        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}} if each else None,
+        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}} if several else None,
     }
     return trainer_arguments(plan) | stated(of_shards)
 

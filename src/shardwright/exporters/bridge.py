@@ -18,7 +18,7 @@ from shardwright.exporters.exported import Exported, call_text, plan_words, run_
 from shardwright.exporters.megatron.export import dispatcher_of_plan, environment, flex_backend, graph_modules
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import beyond_the_matrix, mesh_problems
-from shardwright.exporters.megatron.model import position_fields
+from shardwright.exporters.megatron.model import position_fields, window_of
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated, options_of
@@ -355,12 +355,8 @@ def _attention(attention: Attention) -> Fields:
 
 def _window(model: Model) -> Fields:
     """A window of W tokens counts the token itself, so W - 1 to the left."""
-    windows = [layer.window for layer in model.layers]
-    width = next((window for window in windows if window is not None), None)
-    if width is None:
-        return {}
-    pattern = {} if all(windows) else {"window_attn_skip_freq": [int(window is not None) for window in windows]}
-    return {"window_size": (width - 1, 0), **pattern}
+    left, layers = window_of(model)
+    return stated({"window_size": None if left is None else (left, 0), "window_attn_skip_freq": layers})
 
 
 def _experts(model: Model) -> Fields:

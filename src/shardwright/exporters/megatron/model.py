@@ -157,15 +157,20 @@ def _delta_arguments(model: Model) -> Values:
 
 def _window_arguments(model: Model) -> Values:
     """A window of W tokens counts the token itself, so W - 1 to the left. A list entry 0 is a layer without window."""
+    left, layers = window_of(model)
+    return {
+        "--window-size": None if left is None else f"{left},0",
+        "--window-attn-skip-freq": None if layers is None else pattern_text(layers),
+    }
+
+
+def window_of(model: Model) -> tuple[int | None, list[int] | None]:
+    """Return how many tokens before itself a token sees, None where all, and where it is not in all layers in which,
+    as ones and zeros."""
     windows = [layer.window for layer in model.layers]
     width = next((window for window in windows if window is not None), None)
-    if width is None:
-        return {}
-    pattern = [int(window is not None) for window in windows]
-    return {
-        "--window-size": f"{width - 1},0",
-        "--window-attn-skip-freq": None if all(windows) else pattern_text(pattern),
-    }
+    some = width is not None and not all(windows)
+    return None if width is None else width - 1, [int(window is not None) for window in windows] if some else None
 
 
 def _activation_arguments(model: Model) -> Values:

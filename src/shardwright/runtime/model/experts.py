@@ -120,17 +120,19 @@ def _counted(expert: torch.Tensor, experts: int) -> torch.Tensor:
 def _stacked(weights: Weights, part: str) -> torch.Tensor:
     """Return one matrix of all experts of this rank, [experts, outputs, inputs]. It is held as it is, or in parts: of
     an expert each, or of several under the name of the first."""
-    names = [name for name in weights if name.startswith("experts.") and name.endswith(f".{part}.weight")]
-    held = [weights[name] for name in sorted(names, key=lambda name: int(name.split(".")[1]))]
-    blocks = [matrix.view(-1, *matrix.shape[-2:]) for matrix in held]
+    blocks = [matrix.view(-1, *matrix.shape[-2:]) for matrix in _held(weights, f"{part}.weight")]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def _stacked_biases(weights: Weights, part: str) -> torch.Tensor:
     """Return a bias of all experts of this rank, [experts, outputs]."""
-    names = [name for name in weights if name.startswith("experts.") and name.endswith(f".{part}.bias")]
-    held = [weights[name] for name in sorted(names, key=lambda name: int(name.split(".")[1]))]
-    return torch.cat([bias.view(-1, bias.shape[-1]) for bias in held])
+    return torch.cat([bias.view(-1, bias.shape[-1]) for bias in _held(weights, f"{part}.bias")])
+
+
+def _held(weights: Weights, part: str) -> list[torch.Tensor]:
+    """Return a part of all experts of this rank, by the number of the first expert that a tensor is of."""
+    names = [name for name in weights if name.startswith("experts.") and name.endswith(f".{part}")]
+    return [weights[name] for name in sorted(names, key=lambda name: int(name.split(".")[1]))]
 
 
 def _widened(bias: torch.Tensor, hidden: int, rank: int) -> torch.Tensor:

@@ -207,6 +207,17 @@ async def connect(host: str, port: int, handler: Handler, *, secret: bytes, time
     return Channel(reader, writer, handler, **options)
 
 
+async def answer_of(address: tuple[str, int], what: str, *, secret: bytes, timeout: float, **fields: Any) -> Message:
+    """Return what a listening process replies to one call, by a channel for it alone. Raises as `connect` and the call
+    do."""
+    channel = await connect(*address, refuse, secret=secret, timeout=timeout)
+    try:
+        reply, _ = await channel.call(what, timeout=timeout, **fields)
+        return reply
+    finally:
+        channel.close()
+
+
 async def listen(host: str, port: int, accept: Accept, *, secret: bytes) -> asyncio.Server:
     """Listen, and give every connection that has the secret to `accept`. Of others the first of each host is told.
     Raises SpecError for an address that is taken or not this host's."""

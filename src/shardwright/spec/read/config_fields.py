@@ -189,13 +189,13 @@ class ConfigFields:
 
     def layer_list(self, name: str) -> tuple[object, ...]:
         """Return a list of values per layer, empty where missing."""
-        value = self.section.fields.get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or len(value) > MOST_LAYERS:
-            self.section.report(name, f"expected a list, got {shown(value)}", "write one value for each layer")
-            return ()
-        return tuple(value)
+        listed = self.section.given(
+            name,
+            lambda value: isinstance(value, list) and len(value) <= MOST_LAYERS,
+            "a list",
+            "write one value for each layer",
+        )
+        return tuple(listed or ())
 
     def inner(self, name: str) -> ConfigFields | None:
         """Return the mapping under `name` as fields of their own, which share problems and assumptions."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 from shardwright.errors import Problem, suggestion
 from shardwright.records import record
@@ -42,17 +42,19 @@ class Section:
         if self.fields.get(key) is None:
             self.report(key, "is missing", hint)
 
+    def given(self, key: str, right: Callable[[Any], object], expected: str, hint: str) -> Any:
+        """Return the value of `key` where it is `right`, else None, after adding a problem unless it is missing."""
+        value = self.fields.get(key)
+        if value is None or right(value):
+            return value
+        self.report(key, f"expected {expected}, got {shown(value)}", hint)
+        return None
+
     def text(self, key: str) -> str | None:
         """Return a text that is not blank."""
-        value = self.fields.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, str) or not value.strip():
-            self.report(
-                key, f"expected a text, got {shown(value)}", "write a name, in quotes if it looks like a number"
-            )
-            return None
-        return value.strip()
+        hint = "write a name, in quotes if it looks like a number"
+        value = self.given(key, lambda value: isinstance(value, str) and value.strip(), "a text", hint)
+        return None if value is None else str(value).strip()
 
     def word(self, key: str, allowed: tuple[str, ...]) -> str:
         """Return one of `allowed`, the first where missing or wrong."""
@@ -64,13 +66,9 @@ class Section:
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Return true or false, `default` where missing, false where wrong."""
-        value = self.fields.get(key)
-        if value is None:
+        if self.fields.get(key) is None:
             return default
-        if not isinstance(value, bool):
-            self.report(key, f"expected true or false, got {shown(value)}", "write true or false")
-            return False
-        return value
+        return bool(self.given(key, lambda value: isinstance(value, bool), "true or false", "write true or false"))
 
     def number(self, key: str, *, zero: bool = False, most: float = LARGEST) -> float | None:
         """Return a finite number above zero (or from zero on, where `zero`) and up to `most`."""
@@ -85,13 +83,10 @@ class Section:
 
     def integer(self, key: str, *, most: int) -> int | None:
         """Return a whole number from 1 to `most`."""
-        value = self.number(key, most=most)
-        if value is None:
+        if self.number(key, most=most) is None:
             return None
-        if value != int(value):
-            self.report(key, f"expected a whole number, got {shown(value)}", "round it")
-            return None
-        return int(value)
+        value = self.given(key, lambda value: value == int(value), "a whole number", "round it")
+        return None if value is None else int(value)
 
     def count(self, key: str, *, most: int) -> int:
         """Return a whole number that may be zero or missing (then zero)."""
@@ -100,21 +95,14 @@ class Section:
 
     def inner(self, key: str) -> Section | None:
         """Return the mapping `key` as a section of its own."""
-        value = self.fields.get(key)
-        if value is None or isinstance(value, Mapping):
-            return None if value is None else Section(self.place_of(key), value, self.problems)
-        self.report(key, f"expected a mapping, got {shown(value)}", "write it as {key: value, …}")
-        return None
+        hint = "write it as {key: value, …}"
+        value = self.given(key, lambda value: isinstance(value, Mapping), "a mapping", hint)
+        return None if value is None else Section(self.place_of(key), value, self.problems)
 
     def sections(self, key: str) -> Iterator[Section]:
         """Yield the mappings of the list `key`; entries that are no mappings are problems."""
-        value = self.fields.get(key)
-        if value is None:
-            return
-        if not isinstance(value, list):
-            self.report(key, f"expected a list, got {shown(value)}", "start each entry with '- '")
-            return
-        for index, item in enumerate(value):
+        listed = self.given(key, lambda value: isinstance(value, list), "a list", "start each entry with '- '")
+        for index, item in enumerate(listed or ()):
             place = f"{key}[{index}]"
             if isinstance(item, Mapping):
                 yield Section(self.place_of(place), item, self.problems)

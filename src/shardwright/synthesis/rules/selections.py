@@ -231,23 +231,22 @@ def rows_scattered(node: Node, operands: tuple[Value, ...]) -> Signature:
 
 def rows_selected(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of `index_select`: the index may be cut, and with it the result."""
-    dim = dimension(node, 1, len(operands[0].shape))
-    names = plain(operands[0], {dim})
-    result = (*names[:dim], ("i",), *names[dim + 1 :])
-    sizes = sizes_of(operands[0]) | {"i": operands[1].elements}
-    return Signature(inputs=(names, (("i",),)), outputs=(result,), sizes=sizes, linear=ALL)
+    names, cut, sizes = _along_an_index(node, operands)
+    return Signature(inputs=(names, (("i",),)), outputs=(cut,), sizes=sizes, linear=ALL)
 
 
 def rows_added(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of `index_add`: cut along the index, it is a partial sum to which the operand is added."""
+    names, cut, sizes = _along_an_index(node, operands)
+    linear = (frozenset({0, 2}),)
+    return Signature(inputs=(names, (("i",),), cut), outputs=(names,), sizes=sizes, terms=frozenset({0}), linear=linear)
+
+
+def _along_an_index(node: Node, operands: tuple[Value, ...]) -> tuple[Dims, Dims, dict[str, int]]:
+    """Return the names of an operand's dimensions, those of what an index picks along one of them, and their sizes."""
     dim = dimension(node, 1, len(operands[0].shape))
     names = plain(operands[0], {dim})
-    source = (*names[:dim], ("i",), *names[dim + 1 :])
-    sizes = sizes_of(operands[0]) | {"i": operands[1].elements}
-    linear = (frozenset({0, 2}),)
-    return Signature(
-        inputs=(names, (("i",),), source), outputs=(names,), sizes=sizes, terms=frozenset({0}), linear=linear
-    )
+    return names, (*names[:dim], ("i",), *names[dim + 1 :]), sizes_of(operands[0]) | {"i": operands[1].elements}
 
 
 def indexed(node: Node, operands: tuple[Value, ...]) -> Signature:

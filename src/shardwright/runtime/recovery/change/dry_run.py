@@ -15,7 +15,7 @@ from shardwright.recovery.ways import RunPlans, choose
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.state.inventory import held_of, newest_state
 from shardwright.runtime.recovery.state.transfers import machine_needs, moved_bytes, movement, seat_order
-from shardwright.runtime.recovery.wire import LostError, Message, RefusedError, connect, refuse
+from shardwright.runtime.recovery.wire import LostError, Message, RefusedError, answer_of
 from shardwright.runtime.state.holdings import parameter_shapes, state_kinds
 from shardwright.runtime.state.recipe import METHOD_OF
 
@@ -78,15 +78,10 @@ def recovery_after_loss(address: tuple[str, int], lost: tuple[str, ...], secret:
 
 async def _asked(address: tuple[str, int], lost: tuple[str, ...], secret: bytes) -> tuple[Message, list[Message]]:
     """Return what one keeper says of the run, and what each machine that is left holds."""
-    first = await _inventory(*address, secret)
+    first = await answer_of(address, "inventory", secret=secret, timeout=ASK_SECONDS)
     left = [Machine(**item) for item in first["machines"] if item["name"] not in lost]
-    return first, list(await asyncio.gather(*(_inventory(*machine.address, secret) for machine in left)))
-
-
-async def _inventory(host: str, port: int, secret: bytes) -> Message:
-    channel = await connect(host, port, refuse, secret=secret, timeout=ASK_SECONDS)
-    try:
-        reply, _ = await channel.call("inventory", timeout=ASK_SECONDS)
-        return reply
-    finally:
-        channel.close()
+    return first, list(
+        await asyncio.gather(
+            *(answer_of(machine.address, "inventory", secret=secret, timeout=ASK_SECONDS) for machine in left)
+        )
+    )

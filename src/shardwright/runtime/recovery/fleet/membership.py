@@ -16,7 +16,14 @@ from shardwright.recovery.seats import fits
 from shardwright.runtime.recovery.fleet.claims import MinorityError
 from shardwright.runtime.recovery.run import KeeperOptions
 from shardwright.runtime.recovery.state.cloud import Cloud
-from shardwright.runtime.recovery.wire import Channel, LostError, Message, StrangerError, answered, connect, refuse
+from shardwright.runtime.recovery.wire import (
+    Channel,
+    LostError,
+    Message,
+    StrangerError,
+    answer_of,
+    answered,
+)
 
 
 class BeginAgainError(Exception):
@@ -187,9 +194,4 @@ async def ask_standings(
 
 async def _standing_at(address: Address, mine: Standing, seconds: float, secret: bytes) -> Standing:
     """Return what a machine says of itself. Raises LostError, or what else keeps it from being understood."""
-    channel = await connect(*address, refuse, secret=secret, timeout=seconds)
-    try:
-        reply, _ = await channel.call("standing", timeout=seconds, leader=mine.leader)
-        return standing_of(reply)
-    finally:
-        channel.close()
+    return standing_of(await answer_of(address, "standing", secret=secret, timeout=seconds, leader=mine.leader))
