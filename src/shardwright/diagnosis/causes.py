@@ -456,14 +456,12 @@ def _found(case: Case, cause: str, after: Plan | None, *evidence: str) -> Iterat
         yield Finding(cause=cause, basis="priced", seconds=saving, evidence=evidence, plan=after)
 
 
-def _near(would: float, seconds: float) -> bool:
-    return (1.0 - NEAR) * seconds <= would <= (1.0 + NEAR) * seconds
-
-
 def _explains(case: Case, would: float) -> bool:
     """Whether nothing but a step that is too long is known, and a cause would make it about that long."""
     step = case.step_seconds
-    return step is not None and not case.ranks and step > case.limit_seconds and _near(would, step)
+    if step is None or case.ranks or step <= case.limit_seconds:
+        return False
+    return (1.0 - NEAR) * step <= would <= (1.0 + NEAR) * step
 
 
 def _without_fused_attention(case: Case) -> float | None:

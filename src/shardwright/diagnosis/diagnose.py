@@ -23,7 +23,6 @@ from shardwright.records import record
 from shardwright.runs.read import read_run
 from shardwright.runs.run import MeasuredRun, RunSetting
 from shardwright.runs.state import FAST, GOOD, WARM_UP, good_state
-from shardwright.traces.figures import RankFigures
 from shardwright.traces.memory import OutOfMemory, out_of_memory
 from shardwright.traces.read import METRICS, read_records, read_train_folder
 
@@ -127,7 +126,8 @@ def read_case(
         raise bad(str(folders[1]), "is a second run", "diagnose a run at a time")
     for folder in folders:
         of_folder = read_train_folder(folder)
-        ranks, saving = _joined(of_folder.ranks, ranks), of_folder.saving_seconds
+        # Medians of many steps say more than a trace of one.
+        ranks, saving = tuple(of_folder.ranks) or tuple(ranks), of_folder.saving_seconds
         texts += [folder / METRICS] if (folder / METRICS).exists() else []
     signs, message, run = _read_texts(texts, plan)
     state = good_state(run) if run is not None else None
@@ -153,11 +153,6 @@ def read_case(
         snapshots=records.snapshots,
         out_of_memory=message,
     )
-
-
-def _joined(folder: Sequence[RankFigures], traces: Sequence[RankFigures]) -> tuple[RankFigures, ...]:
-    """Return the figures of a folder's ranks: medians of many steps say more than a trace of one."""
-    return tuple(folder) or tuple(traces)
 
 
 def _iterations(run: MeasuredRun | None) -> float:

@@ -115,7 +115,7 @@ def dimension_of(case: Case, call: Collective) -> str:
         if any(word == words or (len(word) > 2 and word in words) for word in known):
             return name
     if call.kind == "send_recv":
-        return PIPELINE if _depth(case) > 1 else CONTEXT
+        return PIPELINE if any(len(replica.stages) > 1 for replica in case.plan.replicas) else CONTEXT
     sizes = _sizes(case)
     if call.kind == "all_to_all" and sizes.get(EXPERT, 1) > 1:
         return EXPERT
@@ -123,10 +123,6 @@ def dimension_of(case: Case, call: Collective) -> str:
     if call.ranks:
         able = [name for name in able if sizes[name] == call.ranks] or able
     return able[0] if len(able) == 1 else TALK if able else GRADIENTS
-
-
-def _depth(case: Case) -> int:
-    return max(len(replica.stages) for replica in case.plan.replicas)
 
 
 def _sizes(case: Case) -> dict[str, int]:

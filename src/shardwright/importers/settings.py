@@ -376,7 +376,8 @@ def accounted(
             if key.effect == "refused":
                 problems.append(Problem(place, remark + key.words, LEAVE_OUT))
             else:
-                uncounted.append(f"{'.'.join(path)} ({key.words})" if value is True else _shown(path, value, key))
+                shown = "" if value is True else f" {value}"
+                uncounted.append(f"{'.'.join(path)}{shown} ({key.words})")
     return Accounted(fields, tuple(dict.fromkeys(uncounted)))
 
 
@@ -419,10 +420,6 @@ def _on(entries: Iterable[tuple[Path, Any, Key | None]]) -> set[str]:
         if key is not None and key.effect == "read" and _is_said(value):
             read |= _renamed(path, value, key.means)
     return {path[-1] for path, value in read.items() if value not in (False, 0) and _plain(value) not in NOTHING}
-
-
-def _shown(path: Path, value: Any, key: Key) -> str:
-    return f"{'.'.join(path)} {value} ({key.words})"
 
 
 def _plain(value: Any) -> str:

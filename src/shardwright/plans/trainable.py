@@ -16,7 +16,7 @@ from shardwright.spec.adapter import TARGETS, Adapter, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.forward_pass import PLAIN
 from shardwright.spec.job import Job
-from shardwright.spec.layer import Attention, Layer, vectors_beside
+from shardwright.spec.layer import Layer, vectors_beside
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import Model
 from shardwright.spec.read.families import FAMILIES, TRAINED
@@ -160,8 +160,10 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         "norms of shared blocks that are not before them": bool(sharing)
         and (model.parallel_block or computed.norms != "before"),
         "norms after the blocks of a parallel block": model.parallel_block and computed.norms != "before",
-        "norms of queries and keys in latent attention": any(attention.qk_norm for attention in _latent(model)),
-        "layers that differ in heads": len({_heads(attention) for attention in model.attentions}) > 1,
+        "norms of queries and keys in latent attention": any(
+            attention.latent and attention.qk_norm for attention in model.attentions
+        ),
+        "layers that differ in heads": len({(a.heads, a.kv_heads, a.head_dim) for a in model.attentions}) > 1,
         "capped logits of a model with a bias on them and a scale": model.head_bias and computed.logit_scale != 1.0,
     }
     hints = {
@@ -249,7 +251,9 @@ def _unlike(layer: Layer) -> Iterator[str]:
         "attention to the embedding outside a shared block": attention is not None
         and bool(attention.doubled) != (layer.shared is not None),
         "a shared block of other parts": layer.shared is not None and _of_other_parts(layer),
-        "norms for each head of Mamba": isinstance(mixer, Mamba) and bool(mixer.heads) and _normed(mixer),
+        "norms for each head of Mamba": isinstance(mixer, Mamba)
+        and bool(mixer.heads)
+        and (mixer.normed or mixer.norm_epsilon is not None),
         "gates that are cut off": layer.mlp is not None and layer.mlp.cut,
     }
     yield from (words for words, is_there in there.items() if is_there)
@@ -258,10 +262,6 @@ def _unlike(layer: Layer) -> Iterator[str]:
 def _of_other_parts(layer: Layer) -> bool:
     parts = (layer.attention, layer.mlp, layer.mixer)
     return None in parts or layer.latent is not None or layer.moe is not None
-
-
-def _normed(mixer: Mamba) -> bool:
-    return mixer.normed or mixer.norm_epsilon is not None
 
 
 def _placed(model: Model, layer: Layer) -> bool:
@@ -281,11 +281,3 @@ def _unplaced(model: Model, layer: Layer) -> bool:
         layer.attention, layer.moe, model.hidden, sinks=computed.sinks, wide_norms=wide, expert_bias=bias
     )
     return (layer.vector_parameters or 0) != known
-
-
-def _latent(model: Model) -> list[Attention]:
-    return [attention for attention in model.attentions if attention.latent]
-
-
-def _heads(attention: Attention) -> tuple[int, int, int]:
-    return attention.heads, attention.kv_heads, attention.head_dim

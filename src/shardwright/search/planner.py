@@ -159,7 +159,7 @@ def _plan(
         from shardwright.search.infeasible import explain  # most searches find a plan
 
         contexts = [result.context for result in results]
-        freed = partial(_without_limits, results, over_several) if mixed else _no_plan
+        freed = partial(_without_limits, results, over_several) if mixed else lambda *_: None
         infeasible = explain(contexts, asked.space, filters, report, freed)
     kinds = () if uneven is None else tuple(best_of_kinds(mixed, uneven))
     return Ranking(
@@ -366,10 +366,6 @@ def contexts_for(model: Model, cluster: Cluster, job: Job, fit: float, efficienc
     return [
         Context(model=model, pool=pool, job=job, efficiency=time_of, headroom=room, one_machine=alone) for pool in able
     ]
-
-
-def _no_plan(job: Job, incumbent: float) -> Plan | None:
-    return None
 
 
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:

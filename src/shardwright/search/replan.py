@@ -212,7 +212,8 @@ def _composition(contexts: Sequence[Context], stages: Sequence[Stage]) -> tuple[
 
 def _remembered(context: Context, kept: Kept) -> list[ShardIndex]:
     """Return the layer tables that were kept for such machines."""
-    return [_scaled(index, context.strain / strain) for strain, index in kept.get(_key(context), ())]
+    there = kept.get(_key(context), ())
+    return [replace(index, table=index.table.scaled(context.strain / strain)) for strain, index in there]
 
 
 def _keep(context: Context, kept: Kept) -> None:
@@ -224,10 +225,6 @@ def _keep(context: Context, kept: Kept) -> None:
 
 def _key(context: Context) -> tuple[NodePool, Fabric]:
     return replace(context.pool, nodes=1), context.links
-
-
-def _scaled(index: ShardIndex, by: float) -> ShardIndex:
-    return replace(index, table=index.table.scaled(by))
 
 
 def _known(contexts: Sequence[Context]) -> Known:

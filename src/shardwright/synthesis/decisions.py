@@ -132,7 +132,7 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
     ratio of state."""
     short = shorten(graph)
     chosen = choices(short.graph, ranks)
-    rules = {name: _stored(some, node, state_ratio) for name, some, node in _named(chosen.rules, short.graph)}
+    rules = {node.name: _stored(chosen.rules[node.name], node, state_ratio) for node in short.graph.nodes}
     roots = _roots(short.graph, rules)
     values = short.graph.values()
     made: dict[str, int] = {}
@@ -164,12 +164,6 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
         views={short.tie[name]: rules[name] for name in roots},
         state=state,
     )
-
-
-def _named(
-    rules: Mapping[str, tuple[OperatorRule, ...]], graph: Graph
-) -> list[tuple[str, tuple[OperatorRule, ...], Node]]:
-    return [(node.name, rules[node.name], node) for node in graph.nodes]
 
 
 def _stored(rules: tuple[OperatorRule, ...], node: Node, state_ratio: bool) -> tuple[OperatorRule, ...]:

@@ -101,14 +101,11 @@ def steps_of(graph: Graph, space: Decisions, rules: Ints) -> dict[str, Step]:
     for node in graph.nodes:
         name = tie.get(node.name, node.name)
         rule = chosen.get(name) or _passed(space.views[name], made[node.inputs[0]])
-        step = shared.setdefault((name, rule.name + str(rule.inputs)), _step(rule))
+        step = Step(rule=rule.name, inputs=rule.inputs, outputs=rule.outputs)
+        step = shared.setdefault((name, rule.name + str(rule.inputs)), step)
         steps[node.name] = step
         made.update((Ref(node.name, number), made_property) for number, made_property in enumerate(step.outputs))
     return steps
-
-
-def _step(rule: OperatorRule) -> Step:
-    return Step(rule=rule.name, inputs=rule.inputs, outputs=rule.outputs)
 
 
 def _passed(rules: tuple[OperatorRule, ...], made: Property) -> OperatorRule:

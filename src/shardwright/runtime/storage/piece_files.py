@@ -97,11 +97,7 @@ def assemble(
         if covered != target.elements:
             message = f"has {covered:,} of {target.elements:,} values of the {target.name}"
             raise bad(where, message, "resume with the same model and optimizer")
-    for stored in sorted(wanted, key=_position):
+    for stored in sorted(wanted, key=lambda stored: (stored.file, stored.offset)):
         content = fetch(stored)
         for overlap, values in wanted[stored]:
             copy_overlap(overlap, content, values)
-
-
-def _position(stored: StoredPiece) -> Any:
-    return stored.file, stored.offset

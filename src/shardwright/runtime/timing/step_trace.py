@@ -61,7 +61,11 @@ def spans(trace: StepTrace, events: Sequence[Event], result: StepResult, data_se
             spans.append(MeasuredSpan(name="wait for a message", kind="wait", begin=asked, end=began))
         spans.append(
             MeasuredSpan(
-                name=f"{name} {micro_batch}", kind=name, begin=began, end=ended, args=_pass(micro_batch, virtual_stage)
+                name=f"{name} {micro_batch}",
+                kind=name,
+                begin=began,
+                end=ended,
+                args={"micro_batch": micro_batch, "virtual_stage": virtual_stage},
             )
         )
     begin = max([result.pass_seconds, *(span.end for span in spans)])
@@ -72,10 +76,6 @@ def spans(trace: StepTrace, events: Sequence[Event], result: StepResult, data_se
         spans.append(MeasuredSpan(name=name, kind=kind, begin=begin, end=begin + seconds))
         begin += seconds
     return spans + trace.operators
-
-
-def _pass(micro_batch: int, virtual_stage: int) -> dict[str, int]:
-    return {"micro_batch": micro_batch, "virtual_stage": virtual_stage}
 
 
 def _operators(events: Sequence[Any]) -> list[MeasuredSpan]:

@@ -77,7 +77,8 @@ def _llava(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | N
     encoder = _encoder(vision)
     if encoder is None:
         return None
-    read = max(len(config.layer_list("vision_feature_layer")), 1) if _listed(config) else 1
+    listed = isinstance(config.section.fields.get("vision_feature_layer"), list)
+    read = max(len(config.layer_list("vision_feature_layer")), 1) if listed else 1
     return replace(encoder, projector=_pair(read * encoder.hidden, hidden, hidden, bias=_biased(config, default=True)))
 
 
@@ -435,10 +436,6 @@ def _pair(inputs: int, inner: int, outputs: int, *, bias: bool) -> tuple[Product
 
 def _biased(config: ConfigFields, *, default: bool) -> bool:
     return config.flag("multimodal_projector_bias", default=default)
-
-
-def _listed(config: ConfigFields) -> bool:
-    return isinstance(config.section.fields.get("vision_feature_layer"), list)
 
 
 def _side(vision: ConfigFields, name: str, usual: int) -> int:

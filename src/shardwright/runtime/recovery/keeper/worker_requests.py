@@ -10,7 +10,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from shardwright.errors import SpecError
 from shardwright.recovery.transfer import DISK, MEMORY
@@ -94,7 +93,7 @@ class WorkerRequests:
     async def _passed_on(self, op: str, channel: Channel, message: Message) -> None:
         """Tell the coordinator what a worker says, with its GPU."""
         what, fields = TOLD[op]
-        await self.tell(what, slot=self._pool.slot_of(channel), **_fields(message, *fields))
+        await self.tell(what, slot=self._pool.slot_of(channel), **{name: message[name] for name in fields})
 
     async def _begin(self, message: Message) -> str:
         """Return the file that a worker may write."""
@@ -176,10 +175,6 @@ def inside(folder: Path, name: str) -> Path:
     if not path.is_relative_to(folder.resolve()):
         raise RefusedError(f"{name} is in no folder of this keeper")
     return path
-
-
-def _fields(message: Message, *names: str) -> dict[str, Any]:
-    return {name: message[name] for name in names}
 
 
 class Values:
