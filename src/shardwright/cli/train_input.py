@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from shardwright.cli.destination import require_writable
 from shardwright.cli.train_options import FleetOptions, OutputOptions, RecipeOptions, names_of
 from shardwright.errors import bad
+from shardwright.rows import holding
 from shardwright.runtime.job.settings import CHANGES
 from shardwright.runtime.state.recipe import METHOD_OF, METHODS, SCHEDULES, Method, Recipe
 from shardwright.spec.job import Precision
@@ -281,15 +282,31 @@ def sources_of(names: Sequence[str]) -> tuple[Source, ...]:
 
 def require_measurable(plan: Plan) -> None:
     """Raise SpecError where the layers of a plan cannot stand for those of others."""
-    if any(stage.context_parallel > 1 or stage.expert_parallel > 1 for stage in plan.stages):
-        message = "a layer profile has whole sequences and all experts, which ranks of this plan share"
-        raise bad("--profile", message, "measure under a plan with context_parallel and expert_parallel 1")
-    if plan.layered:
-        message = "under uneven FSDP a unit runs all micro-batches at once, which are not timed one by one"
-        raise bad("--profile", message, "measure under a plan of equal copies on the same machines")
-    if plan.schedule.weights_apart:
-        message = "a layer profile has whole backward passes, which this schedule parts"
-        raise bad("--profile", message, "measure under 1f1b, or interleaved")
+    unlike = holding(
+        (
+            any(stage.context_parallel > 1 or stage.expert_parallel > 1 for stage in plan.stages),
+            (
+                "a layer profile has whole sequences and all experts, which ranks of this plan share",
+                "measure under a plan with context_parallel and expert_parallel 1",
+            ),
+        ),
+        (
+            plan.layered,
+            (
+                "under uneven FSDP a unit runs all micro-batches at once, which are not timed one by one",
+                "measure under a plan of equal copies on the same machines",
+            ),
+        ),
+        (
+            plan.schedule.weights_apart,
+            (
+                "a layer profile has whole backward passes, which this schedule parts",
+                "measure under 1f1b, or interleaved",
+            ),
+        ),
+    )
+    for message, hint in unlike:
+        raise bad("--profile", message, hint)
 
 
 def require_input(plan: Plan, settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ from shardwright.errors import Problem, SpecError, bad, reject
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.rows import holding
 from shardwright.runs.read import read_run
 from shardwright.runs.run import MeasuredRun, RunSetting
 from shardwright.runs.state import FAST, GOOD, WARM_UP, good_state
@@ -228,22 +229,19 @@ def require_agreement(plan: Plan, setting: RunSetting, name: str) -> None:
     reject(problems)
 
 
-def _records(case: Case, causes: Sequence[Finding], untold: bool) -> Iterator[str]:
-    """Yield what would tell more: of what is possible, and of what nothing explains."""
-    if case.out_of_memory is not None and not case.snapshots:
-        yield "snapshot"
-    elif case.step_seconds is None:
-        yield "log"
+def _records(case: Case, causes: Sequence[Finding], untold: bool) -> Iterable[str]:
+    """Return what would tell more: of what is possible, and of what nothing explains."""
+    full = case.out_of_memory is not None and not case.snapshots
+    first = holding((full, "snapshot"), (not full and case.step_seconds is None, "log"))
     if not untold:
-        return
-    if not case.ranks:
-        yield "trace"
-    for finding in causes:
-        if finding.basis == "possible":
-            yield record_of(finding.cause)
-    if case.ranks and len(case.ranks) < 2 and case.plan.gpus > 1:
-        yield "ranks"
-    yield "clocks" if case.ranks else "network"
+        return first
+    return (
+        *first,
+        *holding((not case.ranks, "trace")),
+        *(record_of(finding.cause) for finding in causes if finding.basis == "possible"),
+        *holding((len(case.ranks) == 1 and case.plan.gpus > 1, "ranks")),
+        "clocks" if case.ranks else "network",
+    )
 
 
 def _best(plan: Plan, efficiency: Efficiency) -> Plan | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.model import described
@@ -19,6 +19,7 @@ from shardwright.plans.document import model_document, part_of_plan
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.rows import holding, stated
 from shardwright.spec.catalog.frameworks import MEGATRON, framework_has
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.model import Model
@@ -44,8 +45,8 @@ class Evaluation:
     gpus: tuple[tuple[str, int], ...] = ()
 
 
-def lines_of(plan: Plan, file: str, framework: str) -> Iterator[str]:
-    """Yield the comments for a file of an export, which runs under a framework."""
+def lines_of(plan: Plan, file: str, framework: str) -> Iterable[str]:
+    """Return the comments for a file of an export, which runs under a framework."""
     without = framework_has(framework, "leaves_model")
     apart = without or (framework == MEGATRON and not described(plan.model))
     cluster, model = _short_form(plan.cluster), _preset(plan.model) if apart else None
@@ -55,17 +56,20 @@ def lines_of(plan: Plan, file: str, framework: str) -> Iterator[str]:
         "--seq-len": str(plan.job.seq_len) if without else None,
         "--preference": None if plan.job.preference is None else plan.job.preference.name,
     }
-    words = "".join(f" {name} {shlex.quote(value)}" for name, value in options.items() if value is not None)
-    yield f"# {COMMAND} {file}{words}"
-    if cluster is None:
-        yield f"# cluster: {json.dumps(encode(plan.cluster, Cluster))}"
-    if apart and model is None:
-        yield f"# model: {json.dumps(model_document(plan.model))}"
-    if len({pool.gpu.name for pool in plan.cluster.pools}) > 1 and framework != MEGATRON:
-        gpus = " + ".join(f"{count} {gpu}" for gpu, count in plan.gpus_by_type.items())
-        yield f"# On {gpus}{', machines in this order' if len(machine_sizes(plan)) > 1 else ''}."
-        if plan.cluster.mixed and plan.gpus < plan.cluster.gpus:
-            yield "# CUDA_VISIBLE_DEVICES says which GPUs of a machine run."
+    words = "".join(f" {name} {shlex.quote(value)}" for name, value in stated(options).items())
+    mixed = len(plan.cluster.gpus_by_type) > 1 and framework != MEGATRON
+    gpus = " + ".join(f"{count} {gpu}" for gpu, count in plan.gpus_by_type.items())
+    order = ", machines in this order" if len(machine_sizes(plan)) > 1 else ""
+    return holding(
+        (True, f"# {COMMAND} {file}{words}"),
+        (cluster is None, f"# cluster: {json.dumps(encode(plan.cluster, Cluster))}"),
+        (apart and model is None, f"# model: {json.dumps(model_document(plan.model))}"),
+        (mixed, f"# On {gpus}{order}."),
+        (
+            mixed and plan.cluster.mixed and plan.gpus < plan.cluster.gpus,
+            "# CUDA_VISIBLE_DEVICES says which GPUs of a machine run.",
+        ),
+    )
 
 
 def evaluation_of(text: str) -> Evaluation:

@@ -46,20 +46,23 @@ def foundry_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
     """Return a configuration of LLM Foundry."""
     micro, total = _batch(config, gpus)
     length = config.whole("max_seq_len", 2048)
-    words = [*sharding_words(_stage(config)), *batch_words(micro, total), "--seq-length", str(length)]
-    words += FULL if config.first("activation_checkpointing") is True else ()
     precision = str(config.first("precision") or "amp_bf16")
     if precision not in PRECISIONS:
         config.report("precision", f"is {precision}, which is not described", f"use {', '.join(PRECISIONS)}")
-    words += [*PRECISIONS.get(precision, ()), *_iterations(config, total * length)]
+    hub = config.first("kind") == "hf_causal_lm"
+    model = str(config.first("pretrained_model_name_or_path")) if hub else None
     optimizer, uncounted = optimizer_of(config, "optimizer")
-    model = None
-    if config.first("kind") == "hf_causal_lm":
-        model = str(config.first("pretrained_model_name_or_path"))
-    else:
-        words += _mpt(config, length)
-    words += ["--attention-backend", "unfused"] if config.first("attn_impl") in ("torch", "eager") else []
-    return TrainerSettings(tuple(words), uncounted, job_of("fsdp", optimizer=optimizer), model)
+    words = (
+        *sharding_words(_stage(config)),
+        *batch_words(micro, total),
+        *("--seq-length", str(length)),
+        *(FULL if config.first("activation_checkpointing") is True else ()),
+        *PRECISIONS.get(precision, ()),
+        *_iterations(config, total * length),
+        *(() if hub else _mpt(config, length)),
+        *(("--attention-backend", "unfused") if config.first("attn_impl") in ("torch", "eager") else ()),
+    )
+    return TrainerSettings(words, uncounted, job_of("fsdp", optimizer=optimizer), model)
 
 
 def _batch(config: TrainerFields, gpus: int) -> tuple[int, int]:

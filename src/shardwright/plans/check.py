@@ -31,7 +31,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
     problems = tuple(_sizes(plan))
     if problems:
         return problems
-    rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
+    rules: tuple[Callable[[Plan], Iterable[Problem]], ...] = (
         _batch,
         _gpus,
         _makers,
@@ -208,17 +208,25 @@ def _recompute_faults(recompute: Recompute, layers: int) -> Iterable[tuple[str, 
     )
 
 
-def _optimizer(plan: Plan) -> Iterator[Problem]:
-    offload = plan.optimizer.offload
-    if not 0 <= offload <= 1:
-        yield Problem("optimizer.offload", f"is {offload:g}", "write a fraction from 0 to 1")
-    elif offload > 0 and not plan.optimizer.distributed:
-        yield Problem("optimizer.offload", "needs a sharded optimizer", "use sharding zero1, or offload 0")
-    if plan.job.projection_rank is not None and plan.optimizer.sharding != "none":
-        message = f"is {plan.optimizer.sharding} beside {plan.job.optimizer}, which projects whole matrices"
-        yield Problem("optimizer.sharding", message, "use sharding none")
-    if plan.job.optimizer_rank is not None and plan.job.projection_rank is None:
-        yield Problem("job.optimizer_rank", f"has no meaning for {plan.job.optimizer}", "leave it out")
+def _optimizer(plan: Plan) -> Iterable[Problem]:
+    job, sharding, offload = plan.job, plan.optimizer.sharding, plan.optimizer.offload
+    part = 0 <= offload <= 1
+    whole_matrices = f"is {sharding} beside {job.optimizer}, which projects whole matrices"
+    return holding(
+        (not part, Problem("optimizer.offload", f"is {offload:g}", "write a fraction from 0 to 1")),
+        (
+            part and offload > 0 and not plan.optimizer.distributed,
+            Problem("optimizer.offload", "needs a sharded optimizer", "use sharding zero1, or offload 0"),
+        ),
+        (
+            job.projection_rank is not None and sharding != "none",
+            Problem("optimizer.sharding", whole_matrices, "use sharding none"),
+        ),
+        (
+            job.optimizer_rank is not None and job.projection_rank is None,
+            Problem("job.optimizer_rank", f"has no meaning for {job.optimizer}", "leave it out"),
+        ),
+    )
 
 
 def _overlap(plan: Plan) -> Iterator[Problem]:

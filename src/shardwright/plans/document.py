@@ -60,20 +60,17 @@ RANGE: Schema = {"type": "array", "items": WHOLE, "minItems": 2, "maxItems": 2}
 
 def to_document(plan: Plan) -> dict[str, Any]:
     """Return `plan` as plain JSON data, with the keys in the order of the file."""
-    document: dict[str, Any] = {"version": PLAN_VERSION}
-    for name, kind in hints(Plan).items():
-        value = getattr(plan, name)
-        if name == "model":
-            document[name] = model_document(value)
-        elif name == "replicas":
-            document[name] = [_replica_out(replica) for replica in value]
-        elif name == "optimizer":
-            document[name] = {"distributed": value.distributed} | encode(value, kind)
-        elif name == "prediction":
-            document[name] = None if value is None else _prediction_out(value)
-        else:
-            document[name] = encode(value, kind)
-    return document
+    special = {
+        "model": model_document(plan.model),
+        "replicas": [_replica_out(replica) for replica in plan.replicas],
+        "optimizer": {"distributed": plan.optimizer.distributed, **encode(plan.optimizer, OptimizerPlan)},
+        "prediction": None if plan.prediction is None else _prediction_out(plan.prediction),
+    }
+    fields = {
+        name: special[name] if name in special else encode(getattr(plan, name), kind)
+        for name, kind in hints(Plan).items()
+    }
+    return {"version": PLAN_VERSION, **fields}
 
 
 def model_document(model: Model) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import DEGREES, Plan, Replica, Stage, replicas_at
-from shardwright.rows import stated
+from shardwright.rows import holding, stated
 
 
 def cuts(elements: int, states: Sequence[int], parts: int, step: int) -> tuple[int, ...]:
@@ -31,11 +31,13 @@ def share_problems(plan: Plan) -> Iterator[Problem]:
     yield from _wave_problems(plan)
     yield from _micro_batch_problems(plan)
     yield from _state_problems(plan)
-    if plan.optimizer.sharding != "zero3":
-        yield Problem("optimizer.sharding", f"is {plan.optimizer.sharding} with schedule layered", "write zero3")
-    if plan.optimizer.offload:
-        message = f"is {plan.optimizer.offload:g} with schedule layered"
-        yield Problem("optimizer.offload", message, "write 0: state shares are of GPU memory")
+    sharding, offload = plan.optimizer.sharding, plan.optimizer.offload
+    rows = holding(
+        (sharding != "zero3", ("sharding", sharding, "write zero3")),
+        (offload, ("offload", f"{offload:g}", "write 0: state shares are of GPU memory")),
+    )
+    for name, word, hint in rows:
+        yield Problem(f"optimizer.{name}", f"is {word} with schedule layered", hint)
 
 
 def _no_shares(plan: Plan) -> Iterator[Problem]:
@@ -48,16 +50,31 @@ def _no_shares(plan: Plan) -> Iterator[Problem]:
 
 
 def _replica_problems(place: str, replica: Replica) -> Iterator[Problem]:
-    if replica.rows is None:
-        yield Problem(f"{place}.rows", "is missing", "write the samples that each of its GPUs takes a step")
-    elif replica.rows < replica.micro_batches:
-        message = f"{replica.rows} samples do not fill {replica.micro_batches} micro-batches"
-        yield Problem(f"{place}.rows", message, "write at least one sample for each micro-batch")
-    if replica.state is None:
-        yield Problem(f"{place}.state", "is missing", "write how many of optimizer.parts each of its GPUs keeps")
-    if len(replica.stages) > 1:
-        message = f"has {len(replica.stages)} stages with schedule layered"
-        yield Problem(f"{place}.stages", message, "a layered plan has the whole model on every GPU: write one stage")
+    rows, waves = replica.rows, replica.micro_batches
+    faults = holding(
+        (rows is None, ("rows", "is missing", "write the samples that each of its GPUs takes a step")),
+        (
+            rows is not None and rows < waves,
+            (
+                "rows",
+                f"{rows} samples do not fill {waves} micro-batches",
+                "write at least one sample for each micro-batch",
+            ),
+        ),
+        (
+            replica.state is None,
+            ("state", "is missing", "write how many of optimizer.parts each of its GPUs keeps"),
+        ),
+        (
+            len(replica.stages) > 1,
+            (
+                "stages",
+                f"has {len(replica.stages)} stages with schedule layered",
+                "a layered plan has the whole model on every GPU: write one stage",
+            ),
+        ),
+    )
+    yield from (Problem(f"{place}.{name}", message, hint) for name, message, hint in faults)
     yield from _stage_problems(f"{place}.stages[0]", replica.stages[0])
 
 

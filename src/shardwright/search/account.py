@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.cost.context import Context
@@ -20,6 +20,7 @@ from shardwright.plans.findings import (
     ordered,
 )
 from shardwright.plans.ranking import SearchReport
+from shardwright.rows import holding
 from shardwright.search.kinds import OneType, largest_pools, looks_at_unequal, of_each_maker
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, idling_degrees, spread_degrees
@@ -65,14 +66,14 @@ def left_out(
 
 def _uneven_on_one_type(
     contexts: Sequence[Context], space: Space, filters: Filters, exportable_to: str | None
-) -> Iterator[NotCovered]:
-    """Yield which plans on several GPUs of one type no search looked at."""
+) -> Iterable[NotCovered]:
+    """Return which plans on several GPUs of one type no search looked at."""
     able = of_each_maker(largest_pools(contexts))
     looked_at = exportable_to is not None or all(looks_at_unequal(context, space, filters) for context in able)
-    if not looked_at and contexts[0].job.global_batch > 1:
-        yield NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE
-    if contexts[0].layer_count > 1 and space.pins.get("pp") != (1,):
-        yield NotCovered.OTHER_SPLITS
+    return holding(
+        (not looked_at and contexts[0].job.global_batch > 1, NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE),
+        (contexts[0].layer_count > 1 and space.pins.get("pp") != (1,), NotCovered.OTHER_SPLITS),
+    )
 
 
 def report_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwright.rows import holding
 from shardwright.synthesis.baselines import Rules, everything
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import ADAM, ParameterState, decisions
@@ -26,17 +27,15 @@ def remedies(graph: Graph, net: Machines, rules: Rules = everything) -> str:
         f"parameters, gradients and optimizer state take {state / 2**30:.3g} GiB of the {there / 2**30:.3g} GiB of all "
         "devices, and activations the rest"
     )
-    found = []
-    if rules is not everything and fits(graph, net):
-        found.append("a program of any rules")
-    if fits(graph, net, WITHOUT_MOMENTS, rules):
-        found.append("the optimizer's moments in host memory")
     more = more_devices(graph, net, rules)
-    if more:
-        found.append(f"{more} more {_roomiest(net).device.name}")
-    if not found:
+    helps = holding(
+        (rules is not everything and fits(graph, net), "a program of any rules"),
+        (fits(graph, net, WITHOUT_MOMENTS, rules), "the optimizer's moments in host memory"),
+        (more, f"{more} more {_roomiest(net).device.name}"),
+    )
+    if not helps:
         return f"{lacking}: use a smaller batch; {MOST_DEVICES} more {_roomiest(net).device.name} would not do"
-    return f"{lacking}: it would fit with {', or with '.join(found)}; or use a smaller batch"
+    return f"{lacking}: it would fit with {', or with '.join(helps)}; or use a smaller batch"
 
 
 def more_devices(graph: Graph, net: Machines, rules: Rules = everything) -> int:
