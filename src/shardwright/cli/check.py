@@ -6,7 +6,7 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.output import write, write_json
-from shardwright.errors import SpecError
+from shardwright.errors import SpecError, merged
 
 NOBODY = "the plan is legal, but no trainer of its framework runs it: `shardwright export` says why"
 
@@ -23,7 +23,6 @@ def check(
       shardwright check plan.json
       shardwright check plan.json --json
     """
-    from shardwright.errors import merged
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check as violations
     from shardwright.plans.document import load_plan

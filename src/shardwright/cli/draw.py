@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
-from shardwright.errors import reject
+from shardwright.errors import merged, reject
 
 
 def draw(
@@ -20,7 +20,6 @@ def draw(
     \b
       shardwright draw plan.json -o plan.svg
     """
-    from shardwright.errors import merged
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
     from shardwright.reports.svg.timeline import draw as picture

@@ -14,7 +14,7 @@ from shardwright.cli.inputs import part, read_launch, require_no_launch, rules_o
 from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, read_measurements
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.commands import argument, option
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, SpecError, bad, merged
 from shardwright.records import record
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def evaluate(
       shardwright evaluate --launch run.sh --cluster cluster.yaml --env TP=8 -- dsw 8B 1
       shardwright evaluate --launch run.sh --cluster cluster.yaml --model llama-2-70b --json
     """
-    from shardwright.errors import merged
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check
     from shardwright.plans.document import dumps, load_plan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from shardwright.cli.destination import require_writable
 from shardwright.cli.train_options import FleetOptions, OutputOptions, RecipeOptions, names_of
-from shardwright.errors import bad
+from shardwright.errors import bad, merged, reject
 from shardwright.rows import holding
 from shardwright.runtime.job.settings import CHANGES
 from shardwright.runtime.state.recipe import METHOD_OF, METHODS, SCHEDULES, Method, Recipe
@@ -63,7 +63,6 @@ RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
 
 def checked_layout(plan: Plan) -> Layout:
     """Return the layout of a plan that is legal and can be run. Raises SpecError with everything that is wrong."""
-    from shardwright.errors import merged, reject
     from shardwright.plans.check import check
     from shardwright.runtime.layout.groups import layout_of
     from shardwright.runtime.layout.limits import unrunnable

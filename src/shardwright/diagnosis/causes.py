@@ -15,7 +15,18 @@ from dataclasses import replace
 from typing import Literal
 
 from shardwright.cost.iteration.lanes import contexts_of
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, ZERO2, Row, row_of, values_of
+from shardwright.cost.strategies import (
+    BLOCK,
+    NONE,
+    SELECTIVE,
+    UNSHARDED,
+    ZERO1,
+    ZERO2,
+    Row,
+    row_of,
+    strategies,
+    values_of,
+)
 from shardwright.diagnosis.case import Case, median
 from shardwright.diagnosis.terms import (
     CONTEXT,
@@ -469,7 +480,6 @@ def _without_fused_attention(case: Case) -> float | None:
     if not row:
         return None
     from shardwright.cost.iteration.batch import evaluate
-    from shardwright.cost.strategies import strategies
 
     (context,) = contexts_of(case.plan, case.efficiency).values()
     rows = strategies([row, {**row, "flash": False}])

@@ -6,7 +6,7 @@ import re
 
 from shardwright.importers.adapters import alpha_of
 from shardwright.importers.choices import offloads_activations, options_of
-from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
+from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of, words_of
 from shardwright.importers.trainers import (
     FULL,
     batch_words,
@@ -39,17 +39,19 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
         config.report("batch_size", "is missing", "write the sequences of a step on a GPU")
     micro, steps = config.whole("batch_size", 1), config.whole("gradient_accumulation_steps", 1)
     stage = 0 if gpus == 1 else 2 if config.first("fsdp_reshard_after_forward") is False else 3
-    words = [*sharding_words(stage), *batch_words(micro, micro * steps * max(gpus // tensor, 1))]
-    words += ["--tensor-model-parallel-size", str(tensor)]
-    words += FULL if config.first("enable_activation_checkpointing") is True else ()
-    if length := config.first("max_seq_len"):
-        words += ["--seq-length", str(length)]
+    sixteen, offloads = config.first("dtype") == "bf16", config.first("fsdp_cpu_offload") is True and gpus > 1
+    words = (
+        *sharding_words(stage),
+        *batch_words(micro, micro * steps * max(gpus // tensor, 1)),
+        *words_of({"--tensor-model-parallel-size": tensor, "--seq-length": config.first("max_seq_len") or None}),
+        *(FULL if config.first("enable_activation_checkpointing") is True else ()),
+        *(offload_words(1.0) if offloads else ()),
+        *words_of({"--bf16": sixteen}),
+    )
     optimizer, uncounted = optimizer_of(config, "optimizer")
-    if config.first("fsdp_cpu_offload") is True and gpus > 1:
-        words += offload_words(1.0)
+    if offloads:
         refuse_offload(config, "fsdp_cpu_offload", stage, optimizer)
-    adapter, sixteen = _adapter(config, component), config.first("dtype") == "bf16"
-    words += ["--bf16"] if sixteen else []
+    adapter = _adapter(config, component)
     if adapter is not None and not sixteen:
         message = "is fp32, in which frozen weights are kept: they are described in 16 bits and fewer"
         config.report("dtype", message, "write bf16")
@@ -59,7 +61,7 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
         sixteen=sixteen and adapter is None,
     )
     job = job_of("fsdp", options=options, optimizer=optimizer, adapter=adapter)
-    return TrainerSettings(tuple(words), uncounted, job, torchtune_model(component))
+    return TrainerSettings(words, uncounted, job, torchtune_model(component))
 
 
 def _adapter(config: TrainerFields, component: str) -> Adapter | None:

@@ -199,7 +199,9 @@ def cluster_fragment(profile: MachineProfile) -> dict[str, object]:
     named: object = description(replace(gpu, memory_bytes=profile.memory_bytes)) if gpu.vendor == "custom" else gpu.name
     group: dict[str, object] = {"count": 1, "gpus": profile.count, "gpu": named}
     if gpu.vendor == "custom":
-        group["host_memory_gb"] = profile.memory_bytes * profile.count / GIBIBYTE
-        group["host_memory_gb_per_second"] = gpu.memory_bytes_per_second / GIGA
-        group["inter_node_gbps"] = 10
+        group |= {
+            "host_memory_gb": profile.memory_bytes * profile.count / GIBIBYTE,
+            "host_memory_gb_per_second": gpu.memory_bytes_per_second / GIGA,
+            "inter_node_gbps": 10,
+        }
     return {"nodes": [group]}

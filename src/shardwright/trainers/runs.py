@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from typing import Any
 
-from shardwright.errors import Problem, bad, reject, suggestion
+from shardwright.errors import Problem, bad, merged, reject, suggestion
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.support.matrix import Fact, Runs, Trainer, facts, trainers
 from shardwright.exporters.targets import LAUNCHING, TARGETS, Limits, limits_of
@@ -240,7 +240,6 @@ def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
     Raises SpecError as there, and for a target that only brings machines together where the trainer that they start,
     `shardwright train`, does not run the plan.
     """
-    from shardwright.errors import merged, reject
     from shardwright.exporters.runner import runner_of
 
     if to in LAUNCHING and not check(plan) and runner_of(plan).name == "shardwright":

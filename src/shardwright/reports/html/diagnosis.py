@@ -68,31 +68,36 @@ def _sections(document: Document, plan: Plan, efficiency: Efficiency) -> Iterato
     yield timeline_section(plan, efficiency)
 
 
+def _change(name: str, before: float, after: float) -> tuple[str, int, float, float]:
+    """Return a bar of what a term adds or takes away."""
+    return name, 1 if after > before else 2, min(before, after), max(before, after)
+
+
 def _waterfall(document: Document) -> Section:
     """Return the section that leads from the expected step to the measured one, a term a row."""
     expected, step = document["expected_seconds"], document["step_seconds"]
     like = step or expected
-    rows: list[str] = ["expected"]
-    bars: list[list[Any]] = [[0, 0, 0.0, expected, -1, 0]]
+    bars: list[tuple[str, int, float, float]] = [("expected", 0, 0.0, expected)]
     at = expected
     for term in document["terms"]:
         measured = term["measured_seconds"]
         more = 0.0 if measured is None else measured - term["expected_seconds"]
-        if term["name"] == "stalls" or abs(more) < SMALLEST * like:
-            continue
-        bars.append([len(rows), 1 if more > 0.0 else 2, min(at, at + more), max(at, at + more), -1, 0])
-        rows.append(term["name"])
-        at += more
+        if term["name"] != "stalls" and abs(more) >= SMALLEST * like:
+            bars.append(_change(term["name"], at, at + more))
+            at += more
     if step is not None:
-        if abs(step - at) >= SMALLEST * like:
-            bars.append([len(rows), 1 if step > at else 2, min(at, step), max(at, step), -1, 0])
-            rows.append("not told apart")
-        bars.append([len(rows), 0, 0.0, step, -1, 0])
-        rows.append("measured")
+        bars += [_change("not told apart", at, step)] if abs(step - at) >= SMALLEST * like else []
+        bars.append(("measured", 0, 0.0, step))
     chart = Chart(
         kind="timeline",
         label="From the expected step to the measured one, term by term; the table has the same figures.",
-        data={"rows": rows, "kinds": KINDS, "seconds": max(bar[3] for bar in bars), "pass": [], "bars": bars},
+        data={
+            "rows": [name for name, *_ in bars],
+            "kinds": KINDS,
+            "seconds": max(end for *_, end in bars),
+            "pass": [],
+            "bars": [[row, kind, begin, end, -1, 0] for row, (_, kind, begin, end) in enumerate(bars)],
+        },
     )
     cells = tuple(
         (

@@ -90,16 +90,16 @@ def parse_rules(text: str, name: str) -> tuple[Rule, ...]:
 def rules_against(switches: Iterable[RareSwitch]) -> tuple[Rule, ...]:
     """Return rules that drop every candidate with one of these switches."""
     parameters = {row.axis: row for row in reversed(PARAMETERS) if row.axis}
-    lines = []
-    for switch in switches:
-        parameter = parameters[switch.axis]
-        if parameter.kind == "switch":
-            lines.append(f"${parameter.name}")
-        elif parameter.kind == "word":
-            lines.append(f"${parameter.name} == {parameter.words[int(switch.least)]}")
-        else:
-            lines.append(f"${parameter.name} >= {switch.least!r} && ${parameter.name} <= {switch.most!r}")
+    lines = (_line_against(switch, parameters[switch.axis]) for switch in switches)
     return parse_rules("\n".join(lines), "rare switches")
+
+
+def _line_against(switch: RareSwitch, parameter: Parameter) -> str:
+    if parameter.kind == "switch":
+        return f"${parameter.name}"
+    if parameter.kind == "word":
+        return f"${parameter.name} == {parameter.words[int(switch.least)]}"
+    return f"${parameter.name} >= {switch.least!r} && ${parameter.name} <= {switch.most!r}"
 
 
 def _rule(file: str, number: int, line: str) -> Rule:
