@@ -22,6 +22,7 @@ from shardwright.spec.adapter import parse_adapter
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import Options
+from shardwright.spec.preference import Preference
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +141,7 @@ CHANGED = {
     "document_tokens": 100.0,
     "options": Options(loss="chunked"),
     "adapter": parse_adapter("lora8bit:8"),
+    "preference": Preference(loss="orpo"),
     "images_per_sequence": 2,
     "image_size": (448, 448),
     "sounds_per_sequence": 2,

@@ -47,7 +47,7 @@ def job_problems(gpu: Gpu, job: Job) -> Iterator[Problem]:
     of Megatron-LM core_v0.19.2 and the README of DeepEP)."""
     if gpu.vendor == "intel" and job.framework in OF_CUDA:
         message = f"{gpu.name} has neither CUDA nor ROCm, which {OF_CUDA[job.framework]} is written for"
-        yield Problem("cluster", message, "--framework fsdp, or deepspeed")
+        yield Problem("cluster", message, "use `framework=fsdp`, or `framework=deepspeed`")
     needed = RECIPE_CAPABILITY.get((job.framework, job.fp8_recipe or ""))
     judged = gpu.vendor == "nvidia" or (job.framework != MEGATRON and gpu.vendor != "custom")
     if needed is not None and judged:
