@@ -40,7 +40,7 @@ def test_the_account_agrees_with_a_rehearsal(trainer: str, seed: int) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("trainer", [*DRAWS, *SKIPPED])
+@pytest.mark.parametrize("trainer", dict.fromkeys([*DRAWS, *SKIPPED]))
 def test_of_forty_drawn_nine_in_ten_are_near(trainer: str) -> None:
     if trainer in SKIPPED:
         pytest.skip(f"{trainer} {SKIPPED[trainer]}")
