@@ -23,7 +23,7 @@ PLAN = "--model opt-350m --cluster 1x8xA100-SXM-40+2x8xV100-SXM2 --global-batch 
 COMMANDS = (
     f"plan {PLAN} --tokens 1B",
     f"plan {PLAN} --tokens 1B --details",
-    "shop --model opt-350m --gpu A100-SXM-40 --gpu V100-SXM2 --precision fp16 --tokens 1B --max-gpus 2 --mixes 0",
+    "shop --model opt-350m --gpu A100-SXM-40 --gpu V100-SXM2 --precision fp16 --tokens 1B --max-gpus 8 --mixes 0",
     "evaluate PLAN",
     "fit llama-2-7b --gpu RTX4090",
     "gpus",
