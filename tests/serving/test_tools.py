@@ -75,9 +75,10 @@ DIFFERENT: dict[str, dict[str, str]] = {
         "cluster": "as launch",
         "model": "as launch",
         "seq_len": "as launch",
+        "preference": "as launch",
     },
     "support": {},
-    "diagnose": {"cluster": "as launch", "model": "as launch", "seq_len": "as launch"},
+    "diagnose": dict.fromkeys(("cluster", "model", "seq_len", "preference"), "as launch"),
     "discover": {"from": "`source`: `from` is a word of Python's own", "from_file": "`files`"},
 }
 
