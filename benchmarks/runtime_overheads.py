@@ -40,8 +40,7 @@ from runtime_workers import (
 )  # fmt: skip
 
 from shardwright.plans.plan import Plan, Replica
-from shardwright.runtime.model.chunk import Chunk, forward, logits_of
-from shardwright.runtime.model.loss import summed_loss
+from shardwright.runtime.model.chunk import forward, loss_of
 from shardwright.runtime.step.engine import Engine
 
 HIDDEN, LAYERS, VOCAB, SEQ_LEN, MICRO_BATCH, MICRO_BATCHES = 256, 4, 1024, 128, 4, 4
@@ -86,10 +85,10 @@ def pipelined(engine: Engine, rank: int) -> Step:
     stage_of = PipelineStage(body, rank, 2, torch.device("cpu"))
     tokens_of_a_step = plan.job.tokens_per_iteration
 
-    def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return summed(body.chunk, logits, targets) / tokens_of_a_step
+    def share(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_of(body.chunk, x, targets) / tokens_of_a_step
 
-    schedule = Schedule1F1B(stage_of, MICRO_BATCHES, loss_fn=loss_of, scale_grads=False)
+    schedule = Schedule1F1B(stage_of, MICRO_BATCHES, loss_fn=share, scale_grads=False)
     optimizer = adamw(dict(body.named_parameters()))
     batch = batch_of(plan, 0)
 
@@ -122,7 +121,7 @@ def replicated(engine: Engine, rank: int) -> Step:
         for number in range(MICRO_BATCHES):
             tokens, targets = batch(number)
             with model.no_sync() if number < MICRO_BATCHES - 1 else contextlib.nullcontext():
-                loss = summed(body.chunk, model(tokens), targets) * 2 / plan.job.tokens_per_iteration
+                loss = loss_of(body.chunk, model(tokens), targets) * 2 / plan.job.tokens_per_iteration
                 loss.backward()
             total += loss.detach()
         dist.all_reduce(total)
@@ -147,12 +146,7 @@ class Body(torch.nn.Module):
         self.before_head = replace(self.chunk, units=tuple(unit for unit in chunk.units if unit != head))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = forward(self.before_head, x)
-        return logits_of(self.chunk, x) if self.chunk.head else x
-
-
-def summed(chunk: Chunk, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return summed_loss(logits.view(-1, logits.shape[-1]), targets.reshape(-1), chunk.model.vocab, chunk.tensor)
+        return forward(self.before_head, x)
 
 
 def adamw(weights: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:

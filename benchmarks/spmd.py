@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from tests.synthesis.least import least_seconds
+from tests.synthesis.models import BERT_BASE, GPT2, LLAMA_1B, WithCapacity, vision
 from tests.synthesis.vgg import fully_connected, vgg19
 
 from shardwright.arrays import Bools
@@ -25,15 +26,7 @@ from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
-from shardwright.synthesis.models.transformers import (
-    BERT_BASE,
-    GPT2,
-    LLAMA_1B,
-    Transformer,
-    WithCapacity,
-    language_model,
-    vision,
-)
+from shardwright.synthesis.models.transformers import Transformer, language_model
 from shardwright.synthesis.prices import Prices, RankShares
 from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import ProgramProblem, in_whole_units, search

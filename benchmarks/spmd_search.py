@@ -9,12 +9,13 @@ import time
 from dataclasses import replace
 
 from benchmarks.spmd import HAP
+from tests.synthesis.models import BERT_BASE, GPT2, LLAMA_1B, WithCapacity
 from tests.synthesis.vgg import vgg19
 
 from shardwright import load_model
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.models.described import training_step
-from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, WithCapacity, language_model
+from shardwright.synthesis.models.transformers import language_model
 from shardwright.synthesis.synthesize import search, synthesize
 
 ROOMY = HAP.unlimited()

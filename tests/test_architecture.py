@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -189,3 +191,36 @@ def test_the_docstring_of_a_folder_has_a_line_for_each_thing_in_it(room: Path) -
 def test_no_folder_has_the_name_of_a_public_function() -> None:
     public = set(shardwright.__all__)
     assert [room for room in rooms() if room.parent == PACKAGE and room.name in public] == []
+
+
+OUTSIDE = sorted(
+    path for folder in ("benchmarks", "docs", "examples", "tools") for path in (ROOT / folder).rglob("*.py")
+)
+
+
+def missing_names(source: str) -> list[str]:
+    """Return the names that a source imports from the package, its tests or its tools, and that are not there."""
+    named = (
+        (node.module or "", alias.name)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").partition(".")[0] in ("shardwright", "tests", "tools")
+        for alias in node.names
+    )
+    return [f"{module}.{name}" for module, name in named if not _is_there(importlib.import_module(module), name)]
+
+
+def _is_there(module: ModuleType, name: str) -> bool:
+    folder = hasattr(module, "__path__")
+    return hasattr(module, name) or (folder and importlib.util.find_spec(f"{module.__name__}.{name}") is not None)
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_stands_beside_the_package_imports_names_that_are_there(path: Path) -> None:
+    """Benchmarks and tools are run by hand, and no type checker reads them."""
+    assert missing_names(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    source = "from shardwright.spec.job import Job, Jobs\nfrom shardwright.spec import job\nfrom os import nothing"
+    assert missing_names(source) == ["shardwright.spec.job.Jobs"]
