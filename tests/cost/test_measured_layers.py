@@ -20,6 +20,7 @@ from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import Space, parse_pins
+from shardwright.spec.preference import LOSSES
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.layer_profile import layer_profile, load_layer_profile, stand_in_model
 
@@ -179,6 +180,7 @@ def test_times_of_messages_between_and_beyond_the_measured() -> None:
     [
         ({"seq_len": 1024}, "sequences of 2048 tokens, not 1024"),
         ({"precision": "bf16"}, "was measured in fp32, not bf16"),
+        *(({"preference": loss}, f"none of {loss}") for loss in LOSSES),
     ],
 )
 def test_another_job_is_refused(changes, words) -> None:

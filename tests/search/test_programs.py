@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 
 import pytest
@@ -18,7 +18,9 @@ from shardwright.search.planner import with_program
 from shardwright.search.programs import best_program
 from shardwright.search.space.axes import parse_pins
 from shardwright.search.uneven.search import uneven_fsdp
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Job
+from shardwright.spec.preference import LOSSES, Preference
 from shardwright.synthesis.baselines import fsdp
 
 BOX = "1x1x4090 + 1x1x3090"
@@ -93,6 +95,32 @@ def test_where_there_is_no_program_it_says_why(
 ) -> None:
     found = best_program(shardwright.load_model(model), shardwright.load_cluster(cluster), job(16, **fields))
     assert isinstance(found, NoProgram) and reason in found.reason
+
+
+# Fields of a job that change a step, with what no graph has of them.
+REFUSED: dict[str, dict[str, object]] = {
+    "fp8_recipe": {"precision": "fp8", "fp8_recipe": "delayed"},
+    "fp8_storage": {"precision": "fp8", "fp8_storage": True},
+    "optimizer_rank": {"optimizer": "galore", "optimizer_rank": 64},
+    "document_tokens": {"document_tokens": 128.0},
+    "adapter": {"adapter": Adapter()},
+    **{f"preference {loss}": {"preference": Preference(loss=loss)} for loss in LOSSES},
+}
+# Those that programs have too, that change no step, or kernels alone; and those of towers, which no graph has.
+KNOWN = {"global_batch", "seq_len", "precision", "optimizer", "options", "framework"}
+NO_STEP = {"tokens", "objective", "budget_dollars", "deadline_hours", "fused_loss"}
+OF_TOWERS = {"images_per_sequence", "image_size", "sounds_per_sequence", "sound_seconds", "freeze", "encoder_seq_len"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_no_program_is_held_against_plans_of_another_step(name: str) -> None:
+    asked = replace(job(16), **REFUSED[name])
+    assert isinstance(best_program(shardwright.load_model("gpt2"), shardwright.load_cluster(BOX), asked), NoProgram)
+
+
+def test_every_field_of_a_job_is_known_to_programs_or_refused() -> None:
+    refused = {name.split(" ")[0] for name in REFUSED}
+    assert refused | KNOWN | NO_STEP | OF_TOWERS == {field.name for field in fields(Job)}
 
 
 def test_words_say_who_wins_and_by_how_much() -> None:

@@ -91,6 +91,9 @@ def _refused(model: Model, cluster: Cluster, job: Job) -> str:
         return "programs are searched on machines with GPUs of one type, or on a single machine"
     if job.precision not in DTYPES or job.adapters or job.optimizer not in ("adam", "sgd"):
         return "programs are searched for whole training steps in fp32, bf16 or fp16 with adam or sgd"
+    if job.preference is not None or job.document_tokens is not None:
+        what = "attention within documents" if job.preference is None else f"the loss {job.preference.loss}"
+        return f"no graph that ships has {what}"
     for pool in cluster.pools:
         if not computes(pool.gpu, job.precision):
             return f"{pool.gpu.name} does not compute in {job.precision}"

@@ -83,8 +83,8 @@ class Machines:
     @cached_property
     def classes(self) -> tuple[tuple[DeviceMachine, Ints], ...]:
         """Kinds of machines, in the order of their first, and the ranks of each."""
-        found = grouped((self.machines[number], rank) for rank, number in enumerate(self.machine_of))
-        return tuple((machine, np.array(ranks)) for machine, ranks in found.items())
+        ranks_of = grouped((self.machines[number], rank) for rank, number in enumerate(self.machine_of))
+        return tuple((machine, np.array(ranks)) for machine, ranks in ranks_of.items())
 
     @cached_property
     def rates(self) -> tuple[Floats, Floats]:

@@ -211,6 +211,9 @@ def measured_layers(
     if profile.seq_len != job.seq_len:
         message = f"was measured with sequences of {profile.seq_len} tokens, not {job.seq_len}"
         problems.append(Problem("`profile=`", message, f"plan with `seq_len={profile.seq_len}`, or measure again"))
+    if job.preference is not None:
+        message = f"has times of the next token's loss, and none of {job.preference.loss}"
+        problems.append(Problem("`profile=`", message, "plan on predicted layers"))
     if profile.precision not in ("", job.precision):
         message = f"was measured in {profile.precision}, not {job.precision}"
         problems.append(Problem("`profile=`", message, f"plan with `precision={profile.precision}`, or measure again"))
