@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,12 @@ from tests.golden.plans import PLANS
 from tests.nightly import examples
 from tests.plans.random_plans import layered_plans, mixed_plans
 
-from shardwright import Plan, SpecError
+from shardwright import Plan, SpecError, check
+from shardwright.errors import reject
 from shardwright.plans.document import dumps, from_document, load_plan, save, to_document
+from shardwright.spec.adapter import Adapter
+from shardwright.spec.options import VALUES, Options
+from shardwright.spec.preference import Preference
 
 FEW = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 INTERLEAVED = PLANS["llama-2-70b-interleaved"]
@@ -213,3 +219,45 @@ def test_a_cut_off_file_is_a_clear_error(length: int, tmp_path: Path) -> None:
         load_plan(path)
     with pytest.raises(SpecError, match="no such file"):
         load_plan(tmp_path / "none.json")
+
+
+def job_with_all() -> Plan:
+    """Return a plan whose job says what it may leave out: an option of each kind, adapters, a loss over preferences."""
+    job = replace(
+        INTERLEAVED.job,
+        framework="fsdp",
+        fp8_recipe="delayed",
+        adapter=Adapter(),
+        preference=Preference(loss="dpo"),
+        freeze=("vision",),
+        options=Options(**{name: words[0] for name, words in VALUES.items() if words and name != "recompute_modules"}),
+    )
+    return replace(INTERLEAVED, job=job)
+
+
+def words_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the places of the words in a document."""
+    if isinstance(value, str):
+        yield path
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from words_of(inner, (*path, key))
+
+
+@pytest.mark.parametrize(
+    "path", list(words_of(to_document(job_with_all())["job"])), ids=lambda path: ".".join(map(str, path))
+)
+def test_a_word_of_a_job_that_nobody_knows_is_a_fault_and_no_traceback(path: tuple[Any, ...]) -> None:
+    document = json.loads(dumps(job_with_all()))
+    place = document["job"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = "strange"
+    name = ".".join(key for key in path if isinstance(key, str))
+    with pytest.raises(SpecError, match=rf"job\.{re.escape(name)}\b.*strange"):
+        reject(check(from_document(document)))
+
+
+def test_no_reference_is_computed_before_a_loss_without_one() -> None:
+    lone = replace(INTERLEAVED.job, framework="fsdp", preference=Preference(loss="orpo", precomputed=True))
+    assert "job.preference.precomputed" in {problem.path for problem in check(replace(INTERLEAVED, job=lone))}

@@ -57,6 +57,9 @@ def _preference(model: Model, job: Job) -> Iterator[Problem]:
     if job.preference is not None and other:
         message = f"is {job.preference.loss}, which is described for models of texts, and {model.name} has {other[0]}"
         yield Problem("job.preference", message, "leave it out")
+    if job.preference is not None and job.preference.precomputed and not job.preference.passes.reference:
+        message = f"is true, but {job.preference.loss} has no reference to compute before"
+        yield Problem("job.preference.precomputed", message, "write false")
 
 
 def beyond_own(job: Job) -> tuple[str, ...]:

@@ -9,9 +9,12 @@ training. KTO takes single answers, and runs forward besides with answers to oth
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 from shardwright.errors import bad, suggestion
 from shardwright.records import record
 
+PreferenceLoss = Literal["dpo", "kto", "orpo", "cpo"]
 PRECOMPUTED = "precomputed"
 
 
@@ -26,7 +29,7 @@ class Passes:
     tiled: bool
 
 
-LOSSES = {
+LOSSES: dict[PreferenceLoss, Passes] = {
     "dpo": Passes(trained=2, policy=0, reference=2, tiled=True),
     "kto": Passes(trained=1, policy=1, reference=2, tiled=True),
     "orpo": Passes(trained=2, policy=0, reference=0, tiled=False),
@@ -39,7 +42,7 @@ OTHER_NAMES = {"ipo": "dpo", "simpo": "cpo"}
 class Preference:
     """A loss over preferences: `loss` is a key of `LOSSES`; with `precomputed`, the reference has run before."""
 
-    loss: str
+    loss: PreferenceLoss
     precomputed: bool = False
 
     @property
@@ -77,7 +80,7 @@ def parse_preference(text: str) -> Preference:
     """Return the loss over preferences that `dpo`, `kto`, `orpo`, `cpo`, or `dpo:precomputed` stands for; `ipo` is a
     loss of DPO's, `simpo` of CPO's. Raises SpecError for anything else."""
     name, mark, how = text.strip().casefold().partition(":")
-    loss = OTHER_NAMES.get(name, name)
+    loss = cast("PreferenceLoss", OTHER_NAMES.get(name, name))
     if loss not in LOSSES:
         raise bad("preference", f"unknown loss {text!r}", suggestion(name, [*LOSSES, *OTHER_NAMES]))
     if mark and how != PRECOMPUTED:
