@@ -19,13 +19,13 @@ from shardwright.cost.strategies import SHARDING, UNIFORM, UNSHARDED, ZERO2, ZER
 from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.job import Job
 from shardwright.spec.options import Options
-from shardwright.spec.preference import LOSSES, parse_preference
+from shardwright.spec.preference import LOSSES, PreferenceLoss, parse_preference
 
 MODEL = shardwright.load_model("llama-3.2-1b")
 (POOL,) = shardwright.load_cluster("1x8xH100-SXM").pools
 FRAMEWORKS = ("fsdp", "deepspeed")
 TILED = Options(loss="tiled")
-PAIRS = [loss for loss, passes in LOSSES.items() if passes.trained == 2]
+PAIRS: list[PreferenceLoss] = [loss for loss, passes in LOSSES.items() if passes.trained == 2]
 
 
 def job(framework: str, loss: str | None = None, adapter: Adapter | None = None, **told: Any) -> Job:
@@ -55,7 +55,7 @@ def peak(of: Job, micro_batch: int = 1) -> Footprint:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("loss", PAIRS)
 @pytest.mark.parametrize("adapter", [None, "lora:16", "qlora:16"])
-def test_a_pair_without_a_reference_is_two_sequences(framework: str, loss: str, adapter: str | None) -> None:
+def test_a_pair_without_a_reference_is_two_sequences(framework: str, loss: PreferenceLoss, adapter: str | None) -> None:
     """The same seconds and bytes, to the last bit."""
     beside = None if adapter is None else parse_adapter(adapter)
     alone = f"{loss}:precomputed" if LOSSES[loss].reference else loss
@@ -93,7 +93,7 @@ def test_a_reference_of_fsdp_is_one_unit() -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 @pytest.mark.parametrize("adapter", [None, "lora:16"])
-def test_passes_without_gradients_take_their_time(framework: str, loss: str, adapter: str | None) -> None:
+def test_passes_without_gradients_take_their_time(framework: str, loss: PreferenceLoss, adapter: str | None) -> None:
     """At least the part of the FLOPs that is theirs over the GPUs' peak, and no more than as many whole passes."""
     beside = None if adapter is None else parse_adapter(adapter)
     of, before = job(framework, loss, beside), job(framework, f"{loss}:precomputed", beside)
