@@ -102,6 +102,14 @@ class Job:
         return self.adapter is not None and self.adapter.frozen == "int8"
 
     @property
+    def experts_unquantised(self) -> bool:
+        """Whether experts stay in 16 bits beside quantised matrices: those of transformers 5 are one parameter, and
+        bitsandbytes takes linear layers alone (github.com/bitsandbytes-foundation/bitsandbytes/issues/1849); `train`
+        multiplies by all experts at once. Those of a loop, before release 5, are linear layers."""
+        quantised = self.adapter is not None and self.adapter.quantised
+        return quantised and self.options.expert_products != "loop"
+
+    @property
     def nf4_blocks(self) -> bool:
         """Whether blocks of those in four bits have scales in fp32 of their own, with which they are cut (`train`)."""
         return self.nf4 and framework_has(self.framework, "block_scales")

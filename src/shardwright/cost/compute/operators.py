@@ -486,9 +486,9 @@ def _beside_frozen(model: Model, layer: Layer, adapter: Adapter, shard: Shard, j
     as it is kept and written in 16 bits."""
     if adapter.quantised:
         weights = sum(
-            matrix.inputs * matrix.outputs / split_ways(matrix, shard)
+            _copies(matrix, shard) * matrix.inputs * matrix.outputs / split_ways(matrix, shard)
             for matrix in matrices(model, layer)
-            if matrix.target != "experts"
+            if matrix.target != "experts" or not job.experts_unquantised
         )
         yield from memory_bound((job.kept_bytes[0] + 2.0) * np.asarray(weights), backward=1.0)
     for matrix in adapted(model, layer, adapter):

@@ -263,7 +263,7 @@ def dummy_gradient_bytes(model: Model, shard: Shard, job: Job) -> Floats:
 
 def dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return the largest matrix of a layer in 16 bits where frozen weights are quantised: matrices are made wider one
-    at a time (bitsandbytes, autograd/_functions.py: MatMul4Bit, MatMul8bitLt), and experts' are wide. `train` makes
+    at a time (bitsandbytes, autograd/_functions.py: MatMul4Bit, MatMul8bitLt). `train` makes
     some rows wide at a time, through their codes as integers, two in each, and numbers in fp32
     (runtime/model/nf4.py)."""
     if job.adapter is None or not job.adapter.quantised:
@@ -271,7 +271,7 @@ def dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Flo
     sizes = [
         matrix.inputs * matrix.outputs / split_ways(matrix, shard)
         for matrix in matrices(model, layer)
-        if matrix.target != "experts"
+        if matrix.target != "experts" or not job.experts_unquantised
     ]
     largest = np.max(np.stack([np.zeros(len(shard.tp)), *sizes]), axis=0)
     return np.asarray(2.0 * largest + np.minimum((2.0 + SINGLE) * largest, unpacking_bytes(job)))

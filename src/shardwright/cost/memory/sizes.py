@@ -119,9 +119,9 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
     scales: Array | float = 0.0
     if frozen:
         part, apiece = 1.0 if job.adapters else 1.0 - share, job.kept_bytes[1]
-        wide = ends + expert * experts_unquantised(job)
+        wide = ends + expert * job.experts_unquantised
         wider, scales = max(weight - frozen, 0.0) * wide, part * apiece * (parameters - wide)
-        gathered = np.maximum(frozen - apiece, weight * (expert > 0.0) * experts_unquantised(job))
+        gathered = np.maximum(frozen - apiece, weight * (expert > 0.0) * job.experts_unquantised)
         whole, opened = whole + part * frozen * parameters + wider, opened + part * gathered * open_at_once
         shard = shard + part * (frozen - apiece) * kept + scales + (wider + part * apiece * wide) / dense_ranks
     unchanged = (frozen or weight) * held.frozen
@@ -218,13 +218,6 @@ def frozen_bytes(job: Job) -> float:
         return 0.0
     quantised = job.adapter is not None and job.adapter.quantised
     return job.kept_bytes[0] if quantised else weight_bytes(job)
-
-
-def experts_unquantised(job: Job) -> bool:
-    """Whether experts stay in 16 bits beside quantised matrices: those of transformers 5 are one parameter, and
-    bitsandbytes takes linear layers alone (github.com/bitsandbytes-foundation/bitsandbytes/issues/1849); `train`
-    multiplies by all experts at once."""
-    return job.adapter is not None and job.adapter.quantised
 
 
 def gradient_bytes(job: Job) -> float:

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 
-from shardwright.cost.memory.sizes import experts_unquantised
 from shardwright.reports.text import question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
@@ -91,7 +90,7 @@ def _loading(sizing: Sizing, width: int) -> str:
 def _experts(sizing: Sizing, width: int) -> str:
     """Return that experts are wider than what is beside them, "" where they are not, or no way has some."""
     jobs = [size.way.of(sizing.job) for size in sizing.sizes] if sizing.model.has_experts else []
-    return "\n" + wrapped(EXPERTS, "  ", width) if any(map(experts_unquantised, jobs)) else ""
+    return "\n" + wrapped(EXPERTS, "  ", width) if any(job.experts_unquantised for job in jobs) else ""
 
 
 def _listed(sizes: Iterable[Size]) -> str:
