@@ -63,13 +63,15 @@ def of_preferences(seed: int) -> Plan:
     """Return one of a loss over preferences, or of the next token by TRL; every third has adapters, and every second
     of those frozen weights in four bits."""
     draw = random.Random(seed)
-    *drawn, pins = _of_fsdp(draw)
+    *drawn, batch, pins = _of_fsdp(draw)
     loss = draw.choice(("dpo", "dpo", "kto", "dpo:precomputed", "kto:precomputed", None))
     pins = pins if loss else {**pins, "loss": "tiled"}
     form = draw.choice(("lora", "qlora"))
     adapter = parse_adapter(f"{form}:{draw.choice((8, 64))}") if draw.random() < 1 / 3 else None
     preference = None if loss is None else parse_preference(loss)
-    return best_plan(*drawn, pins, adapter, preference=preference)
+    if preference is not None and pins["micro_batch"] == 1:  # fewer than KTO takes
+        batch, pins = batch * preference.least_samples, {**pins, "micro_batch": preference.least_samples}
+    return best_plan(*drawn, batch, pins, adapter, preference=preference)
 
 
 def _targets(draw: random.Random, seed: int) -> str:

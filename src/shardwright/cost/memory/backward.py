@@ -49,15 +49,20 @@ def norm_backward_bytes(model: Model, job: Job) -> float:
 
 
 def halfway_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
-    """Return what lives beside what a layer keeps in the backward pass of the norm before its feed-forward block, [M]:
-    that pass's, and the gradients of the block's weights, in place of what the block and the norm kept."""
-    unfused = norm_backward_bytes(model, job)
-    if layer.mlp is None or layer.attention is None or model.parallel_block or not (unfused and job.trains("language")):
+    """Return what lives beside what a layer keeps while gradients of weights of its feed-forward block are there, [M]:
+    that of the second product's, with the gradients of activations before it; or, in the backward pass of the norm
+    before the block, that pass's and the gradients of all the block's weights, in place of what the block and the norm
+    kept."""
+    if layer.mlp is None or not job.trains("language"):
         return np.zeros(len(shard.tp))
     saved, outer = widths_of(job).saved, norm_tokens(shard, job) * model.hidden
-    weights = saved * (3.0 if layer.mlp.gated else 2.0) * model.hidden * layer.mlp.width / shard.tp
+    matrix = saved * model.hidden * layer.mlp.width / shard.tp
+    second, unfused = gradient_bytes(model, layer, shard, job) + matrix, norm_backward_bytes(model, job)
+    if layer.attention is None or model.parallel_block or not unfused:
+        return second
     norm = (unfused - saved - norm_copies(model, job)) * outer
-    return np.asarray(weights + norm - mlp_bytes(model, layer.mlp, shard, job))
+    whole = (3.0 if layer.mlp.gated else 2.0) * matrix + norm - mlp_bytes(model, layer.mlp, shard, job)
+    return np.maximum(second, whole)
 
 
 def beside_again(layer: Layer, shard: Shard, job: Job) -> Floats:
@@ -73,10 +78,13 @@ def beside_again(layer: Layer, shard: Shard, job: Job) -> Floats:
 def gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return the gradients that live together in the backward pass of the feed-forward block: of its inner
     activations, before and after the non-linearity, and of its input. A block without one has those of what mixes
-    tokens: of the input projection's result and of what enters the output projection. In one kernel the non-linearity
-    runs backward when what entered the second product is gone. In `train` the gradient of a block's input comes after
-    those inside where there are adapters, of which then there is that of its output."""
-    size, gone = tokens(shard, job), float(memory_facts(job.framework).megatron_core)
+    tokens: of the input projection's result and of what enters the output projection. The non-linearity runs backward
+    when what entered the second product is gone, in one kernel, and where operators run one by one. In `train` the
+    gradient of a block's input comes after those inside where there are adapters, of which then there is that of its
+    output."""
+    facts = memory_facts(job.framework)
+    size, gone = tokens(shard, job), float(facts.megatron_core)
+    released = gone or float(facts.inner_copies > 0.0 and needed(job, "down_proj"))
     adapters_of_train = job.framework == OWN and job.adapter is not None
     width, outer = np.zeros(len(shard.tp)), norm_tokens(shard, job) if gone or adapters_of_train else size
     if layer.mlp is None and layer.moe is None:
@@ -84,14 +92,14 @@ def gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats
     if layer.mlp is not None:
         # what entered the second product gives way to these where it is kept
         beyond = float(adapters_of_train and layer.mlp.gated and not needed(job, "down_proj"))
-        width = size * ((3.0 if layer.mlp.gated else 2.0) - gone + beyond) * layer.mlp.width / shard.tp
+        width = size * ((3.0 if layer.mlp.gated else 2.0) - released + beyond) * layer.mlp.width / shard.tp
     if layer.moe is not None:
         routed, ways = routed_tokens(layer.moe, shard, job), (3.0 if layer.moe.gated else 2.0) - gone
         width = np.maximum(width, routed * ways * layer.moe.expert_width / shard.etp)
     adapter = job.adapter if adapters_of_train and layer.mlp is not None else None
     # what gave the block's output is gone by then
-    released = adapter is not None and adapter.dora and "down_proj" in adapter.targets
-    return widths_of(job).saved * (width + outer * model.hidden * (not released))
+    given = adapter is not None and adapter.dora and "down_proj" in adapter.targets
+    return widths_of(job).saved * (width + outer * model.hidden * (not given))
 
 
 def engine_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:

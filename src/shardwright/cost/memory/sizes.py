@@ -270,15 +270,14 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     tokens at a time that their logits, in whose place their gradient comes, are about as large as the hidden states; it
     has the gradient of these, and of the projection if that is trained, from its first chunk on (Liger Kernel,
     ops/fused_linear_cross_entropy.py: `weight_needs_grad`). A tiled one has them in the backward pass, in fp32 and then
-    in their own type, beside a tile and a copy of the hidden states (trl/kernels/chunked_logprob.py 1.16)."""
+    in their own type, beside a tile (trl/kernels/chunked_logprob.py 1.16)."""
     width = memory_facts(job.framework).logit + widths_of(job).logit - 2.0
     size = micro_batch * job.sample_tokens / cp
     if job.fused_loss:
         width = 0.0
     chunks = memory_facts(job.framework).chunks
     if job.loss == "tiled":
-        there = widths_of(job).logit * (size * model.hidden + np.minimum(size, TILE[0]) * TILE[1])
-        return np.asarray(tiled_gradient_bytes(model, job, size, tp) + there)
+        return np.asarray(tiled_gradient_bytes(model, job, size, tp) + tile_bytes(job, size))
     if job.loss == "chunked" and chunks:
         return (width * size / chunks + 2.0 * model.hidden) * model.vocab / tp
     if job.loss == "chunked":
@@ -286,6 +285,11 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
         return 2.0 * widths_of(job).logit * size * model.hidden + projection
     # beside the logits of tokens further on what their losses keep
     return (width + model.mtp_layers * max(width - widths_of(job).logit, 0.0)) * size * model.vocab / tp
+
+
+def tile_bytes(job: Job, size: Floats) -> Floats:
+    """Return the bytes of the logits of a tiled loss that are there at a time, where it is of `size` tokens [N]."""
+    return np.asarray(widths_of(job).logit * np.minimum(size, TILE[0]) * TILE[1])
 
 
 def tiled_gradient_bytes(model: Model, job: Job, size: Floats, tp: Ints) -> Floats:
