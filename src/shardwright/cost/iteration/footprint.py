@@ -33,9 +33,11 @@ from shardwright.cost.memory.sizes import (
     reserved_bytes,
     room_for_tensors,
     state_bytes,
+    tied_unit_bytes,
     weight_bytes,
     whole_units,
 )
+from shardwright.cost.memory.tiled import tiled_head_bytes
 from shardwright.cost.pipeline.in_flight import live_at_end, most_live
 from shardwright.cost.stage.exact import (
     fewest_layers,
@@ -97,6 +99,7 @@ class Fixed(Columns):
     with its logits, `head` [N], or while a reference runs, `reference` [N], the first in the backward pass of its
     embedding, `first` [N], and each in the update, `bare`, when nothing is kept any more. Layers before the last have
     `before` more, when what the last kept is gone.
+    In the forward pass `opening` is there in its place, where a layer begins.
     A layer's working set alternates with `closing`, the gradients of one more layer where it ends; `waiting` says
     whether gradients of its weights wait until then. `late` is the part of gradients that comes in place of activations
     and of weights, which leave layer by layer where they are `resharded`. Of it `late_last`, the head's, is there
@@ -113,6 +116,7 @@ class Fixed(Columns):
     passing: Floats
     before: Floats
     bare: Floats
+    opening: Floats
     closing: Floats
     waiting: Bools
     resharded: Floats
@@ -243,25 +247,33 @@ def fixed_bytes(
     late = np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0)
     table, alone = model.token_table_parameters, model.token_table_parameters * (not model.tied_embeddings)
     parts = (gradient_bytes(job) * part / ranks for part in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
-    late_parts = [np.minimum(late, part[:, None]) for part in parts]
+    beside = last * (not facts.by_unit)  # what comes with the last layer is not there beside the first ones
+    late_parts = [np.minimum(late, part[:, None]) + more for part, more in zip(parts, (0.0, beside, beside), strict=True)]
     # beside the first layer the embedding is gathered, not a layer before it
     gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * (late > 0.0)
     updated = _updated(context, rows, held)
     copied = weight_bytes(job) * facts.by_unit * np.isin(rows.sharding, (ZERO1, ZERO2))[:, None]
     bare = (copied + update_copy_width(job) * (1.0 - rows.offload)[:, None]) * updated
-    reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1])
+    arriving = np.broadcast_to(state.arriving, state.weights.shape)[:, -1]
+    reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1], arriving)
+    head = units.head + before_logits
+    if facts.freed and job.loss == "tiled":
+        head = tiled_head_bytes(model, job, rows, arriving, elements[:, 0], before_logits)
+    open_weights, open_gradients = (part[:, None] for part in tied_unit_bytes(model, job, rows))
+    opening = state.arriving * np.where(rows.sharding == ZERO3, 3.0, 2.0)[:, None] + open_weights
     return Fixed(
-        weights=state.weights,
-        gradients=state.gradients + last,
+        weights=state.weights + open_weights,
+        gradients=state.gradients + last + open_gradients,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),
-        head=np.maximum(units.head + before_logits, np.where(at_last, 0.0, units.summing)),
+        head=np.maximum(head, np.where(at_last, 0.0, units.summing)),
         reference=np.where(reference > 0.0, reference + before_logits, 0.0),
-        first=np.where(at_last & (not facts.by_unit), 0.0, units.first),
-        passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
-        before=np.broadcast_to(before, state.weights.shape),
+        first=np.where(at_last & (not facts.by_unit), 0.0, units.first + open_weights[:, 0]),
+        passing=np.where(cut & facts.head_alone, state.gathered + last + open_weights + open_gradients, 0.0),
+        before=np.broadcast_to(before - state.arriving * (rows.sharding == ZERO2)[:, None], state.weights.shape),
         bare=bare,
-        closing=np.maximum(state.closing + norm, state.opening),
+        opening=np.broadcast_to(opening, state.weights.shape),
+        closing=state.closing + norm,
         waiting=waiting,
         resharded=state.resharded,
         late=late,
@@ -349,7 +361,7 @@ def footprint(
     later = np.minimum(fixed.late_first - per_layer, fixed.late_second - 2.0 * per_layer) + kept + fixed.resharded
     activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
-    ends = fixed.bare - kept
+    ends = np.maximum(fixed.bare - kept, fixed.opening - per_layer)
     # Without what comes late, the first layer's end is no peak unless it has more than any layer's backward pass.
     opens = np.flatnonzero(fixed.first > np.where(fixed.late.any(), 0.0, working[:, 0]))
     if len(opens):
@@ -359,7 +371,8 @@ def footprint(
     at_last = _kept_at_end(context.job, rows, values, fixed.micro_batches, last=True)
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
-    logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
+    before = fixed.before - per_layer - (fixed.late - fixed.late_last - replaced)
+    logits = np.maximum(np.maximum(ends, before), 0.0)
     weights = fixed.weights
     if fixed.reference.any():
         there = kept + working + fixed.passing + (fixed.late - replaced) + logits

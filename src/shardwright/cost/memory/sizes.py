@@ -28,10 +28,9 @@ class StateBytes:
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
     `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
     gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
-    then, and under ZeRO-2 their weights are no more. Beside gradients that stay whole until the last micro-batch they
-    are the sum's copy of the layer. `opening` are weights of one more layer in the forward pass, where a layer begins,
-    two beside whole ones: FSDP2 keeps what it gathered of the layer before until that of the next one is copied
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`).
+    then. Beside gradients that stay whole until the last micro-batch they are the sum's copy of the layer. `arriving`
+    are weights of a layer as they come, in a buffer, which FSDP2 keeps until those of the next one are copied out of
+    theirs (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`).
     `in_host` are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that
     is paged.
     """
@@ -42,7 +41,7 @@ class StateBytes:
     gathered: Floats
     resharded: Floats
     closing: Floats
-    opening: Floats
+    arriving: Floats
     sharded_gradients: Floats
     in_host: Floats
 
@@ -147,8 +146,8 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
         resharded=resharded,
-        closing=np.where(by_layer & (sharding >= ZERO2) & (unsharded | (sharding == ZERO3)), leaving, 0.0),
-        opening=by_layer * ((sharding == ZERO3) * 0.5 + (sharding == ZERO2)) * opened,
+        closing=np.where(by_layer & (sharding >= ZERO2), leaving, 0.0),
+        arriving=by_layer * (sharding >= ZERO2) * 0.5 * opened,
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated)
         + weights_away * (shard - scales)
@@ -174,18 +173,22 @@ def _reference_bytes(job: Job, split: StateSplit, parameters: Floats, kept: Floa
     return held * (1.0 - away) + staying, held * away
 
 
-def reference_pass_bytes(model: Model, job: Job, rows: Strategies, parameters: Floats) -> Floats:
-    """Return what is there while a reference that is one unit runs, in place of layers that are gathered, [N]: all its
-    `parameters` [N] with the buffer that they came in, which goes when another unit comes
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`), what one layer has of its
-    feed-forward block, and of the model the output projection, which stays, and a copy of the hidden states."""
-    if not job.holds_reference or memory_facts(job.framework).reference != "unit":
+def reference_pass_bytes(
+    model: Model, job: Job, rows: Strategies, parameters: Floats, gathered_layer: Floats
+) -> Floats:
+    """Return what is there while a reference runs, in place of layers that are gathered, [N]. One that is a unit of its
+    own has all its `parameters` [N] with the buffer that they came in, which goes when another unit comes
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`); the model without its adapters
+    a `gathered_layer` [N] with its buffer. Beside these are what one layer has of its feed-forward block, and of the
+    model the output projection, which stays, and a copy of the hidden states."""
+    if job.preference is None or not job.preference.reference or memory_facts(job.framework).reference != "unit":
         return np.zeros(len(rows))
     blocks = [(3.0 if kind.mlp.gated else 2.0) * kind.mlp.width for kind in model.kinds if kind.mlp]
     inner = 2.0 * model.hidden + max(blocks, default=0.0) / rows.tp
     live = widths_of(job).saved * rows.micro_batch * job.sample_tokens / rows.cp * (inner + model.hidden)
-    gathered = 2.0 * parameters + model.token_table_parameters / rows.tp
-    return np.asarray(live + weight_bytes(job) * gathered * (rows.sharding == ZERO3))
+    gathered = weight_bytes(job) * parameters if job.holds_reference else gathered_layer
+    projection = weight_bytes(job) * model.token_table_parameters / rows.tp
+    return np.asarray(live + (2.0 * gathered + projection) * (rows.sharding == ZERO3))
 
 
 def parameter_bytes(model: Model, job: Job, split: StateSplit) -> tuple[StateBytes, StateBytes]:
@@ -358,7 +361,8 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
             whole = whole + _summed_head_bytes(model, job, rows, ranks, head)
         summed = (rows.sharding >= ZERO2) & facts.freed & (facts.shard_weight == 0.0) & job.trains("language")
         table, away = model.token_table_parameters / rows.tp, facts.weights_follow * (rows.offload > 0.0)
-        first = summed * table * (weight_bytes(job) * (2.0 + 1.0 / ranks) + gradient_bytes(job) * away / ranks)
+        copies = 3.0 if model.tied_embeddings and facts.freed else 2.0 + 1.0 / ranks
+        first = summed * table * (weight_bytes(job) * copies + gradient_bytes(job) * away / ranks)
         beside = weight_bytes(job) * layer * (rows.sharding == ZERO3)
         message = (
             rows.micro_batch * job.sample_tokens / rows.cp * model.hidden / np.where(rows.sequence_parallel, rows.tp, 1)
@@ -384,6 +388,17 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     )
 
 
+def tied_unit_bytes(model: Model, job: Job, rows: Strategies) -> tuple[Floats, Floats]:
+    """Return the bytes of a tied embedding while layers run backward, [N]: the weights, gathered under ZeRO-3, and the
+    gradient of the logits, which waits for that of the embedding. FSDP2 ends a unit's part in the backward pass when
+    gradients of its inputs are there, which numbers of tokens have not (torch/distributed/fsdp/_fully_shard/
+    _fsdp_param_group.py 2.13: `_register_post_backward_hook`)."""
+    facts = memory_facts(job.framework)
+    able = facts.freed and facts.shard_weight == 0.0 and model.tied_embeddings
+    whole = weight_bytes(job) * model.token_table_parameters / rows.tp * able
+    return whole * (rows.sharding == ZERO3), whole * job.trains("language") * (rows.sharding >= ZERO2)
+
+
 def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, chunk: Floats) -> Floats:
     """Return what is beside the `chunk` of a loss, [N]: the projection where it is gathered and its gradient in fp32,
     which chunks add to, or that gradient with the buffer of its sum over `ranks`, and the rank's part of it, as it
@@ -397,14 +412,13 @@ def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, c
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the output projection that is gathered while the logits are there, [N], which under ZeRO-2 is
     among whole weights. Before the backward pass the buffer of its gather is there too, unless it is the embedding,
-    gathered long before; in it, the gradient of fp32 logits beside these, or those that a tiled loss makes."""
-    if not memory_facts(job.framework).freed:
+    gathered long before; in it, the gradient of fp32 logits beside these. What a tiled loss has is apart
+    (`cost.memory.tiled`)."""
+    if not memory_facts(job.framework).freed or job.loss == "tiled":
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
-    whole = not job.fused_loss and job.loss not in ("chunked", "tiled")
-    size = micro_batch * job.sample_tokens / cp
-    later = 2.0 * whole * size * model.vocab / tp
-    later = tiled_gradient_bytes(model, job, size, tp) if job.loss == "tiled" else later
+    whole = not job.fused_loss and job.loss != "chunked"
+    later = 2.0 * whole * micro_batch * job.sample_tokens / cp * model.vocab / tp
     gathered = projection * (sharding == ZERO3)
     buffer = np.maximum(projection - later, 0.0) * (not model.tied_embeddings)
     return np.asarray(gathered + buffer * (sharding >= ZERO2))
