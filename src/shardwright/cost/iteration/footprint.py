@@ -30,6 +30,7 @@ from shardwright.cost.memory.sizes import (
     least_optimizer_bytes,
     least_state_bytes,
     reference_pass_bytes,
+    released_head_bytes,
     reserved_bytes,
     room_for_tensors,
     state_bytes,
@@ -241,6 +242,7 @@ def fixed_bytes(
     units = whole_units(model, job, rows, layer, ranks, count)
     at_last = summed_at_last(job, rows)
     last, before = (np.where(at_last & (not facts.by_unit), 0.0, more)[:, None] for more in (units.last, units.before))
+    last = last - released_head_bytes(model, job, rows)[:, None]
     before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows, count)
     waiting = (state.closing > 0.0) & ~at_last[:, None]
     norm = np.where(waiting, norm_backward_bytes(model, job) * elements, 0.0)

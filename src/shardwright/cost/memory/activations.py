@@ -17,7 +17,7 @@ from shardwright.cost.compute.tower import encoder_shard, patch_inputs, projecto
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.backward import (
     beside_again,
-    dequantised_bytes,
+    beside_gradients_bytes,
     dispatched_bytes,
     engine_bytes,
     gradient_bytes,
@@ -120,7 +120,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             gradient_bytes, norm_bytes, lengths_bytes, unmerged_bytes, grouped_bytes, dispatched_bytes, engine_bytes
         )  # fmt: skip
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
-        dequantised.append(dequantised_bytes(model, layer, shard, job))
+        dequantised.append(beside_gradients_bytes(model, layer, shard, job, gradients[-1]))
         halfway.append(halfway_bytes(model, layer, shard, job) - gradients[-1])
     embedding = outer * (1.0 if model.dropout else 0.0) + embeddings_bytes(model, shard, job)
     last = (saved + norm_copies(model, job)) * outer + saved * input_tokens(shard, job) * model.hidden

@@ -285,6 +285,17 @@ def dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Flo
     return np.asarray(2.0 * largest + np.minimum((2.0 + SINGLE) * largest, unpacking_bytes(job)))
 
 
+def beside_gradients_bytes(model: Model, layer: Layer, shard: Shard, job: Job, gradients: Floats) -> Floats:
+    """Return what of the largest matrix is there in 16 bits beside the `gradients` that live together, [M]. Where
+    operators run one by one it is there while a product runs backward, with the gradients of what it gives and takes
+    alone."""
+    wide = dequantised_bytes(model, layer, shard, job)
+    if layer.mlp is None or not memory_facts(job.framework).inner_copies:
+        return wide
+    sides = widths_of(job).saved * tokens(shard, job) * (layer.mlp.width / shard.tp + model.hidden)
+    return np.maximum(wide + sides - gradients, 0.0)
+
+
 def unpacking_bytes(job: Job) -> float:
     """Return what `train` has at a time to make rows of a large matrix wide that is kept in four bits."""
     return job.nf4_blocks * (2.0 + SINGLE) * NF4_WIDENED

@@ -399,6 +399,14 @@ def tied_unit_bytes(model: Model, job: Job, rows: Strategies) -> tuple[Floats, F
     return whole * (rows.sharding == ZERO3), whole * job.trains("language") * (rows.sharding >= ZERO2)
 
 
+def released_head_bytes(model: Model, job: Job, rows: Strategies) -> Floats:
+    """Return the bytes of whole weights under ZeRO-2 that FSDP2 gives back before layers run backward, [N]: those of
+    the output projection, unless it is the embedding."""
+    facts = memory_facts(job.framework)
+    able = facts.freed and facts.shard_weight == 0.0 and not model.tied_embeddings
+    return weight_bytes(job) * model.token_table_parameters / rows.tp * able * (rows.sharding == ZERO2)
+
+
 def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, chunk: Floats) -> Floats:
     """Return what is beside the `chunk` of a loss, [N]: the projection where it is gathered and its gradient in fp32,
     which chunks add to, or that gradient with the buffer of its sum over `ranks`, and the rank's part of it, as it
