@@ -239,10 +239,9 @@ def fixed_bytes(
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
     count = micro_batches(job, rows) if count is None else count
     layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
-    units = whole_units(model, job, rows, layer, ranks, count)
     at_last = summed_at_last(job, rows)
-    last, before = (np.where(at_last & (not facts.by_unit), 0.0, more)[:, None] for more in (units.last, units.before))
-    last = last - released_head_bytes(model, job, rows)[:, None]
+    units = whole_units(model, job, rows, layer, ranks, count, at_last)
+    last = (units.last - released_head_bytes(model, job, rows))[:, None]
     before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows, count)
     waiting = (state.closing > 0.0) & ~at_last[:, None]
     norm = np.where(waiting, norm_backward_bytes(model, job) * elements, 0.0)
@@ -268,11 +267,11 @@ def fixed_bytes(
         gradients=state.gradients + last + open_gradients,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),
-        head=np.maximum(head, np.where(at_last, 0.0, units.summing)),
+        head=np.maximum(head, units.summing),
         reference=np.where(reference > 0.0, reference + before_logits, 0.0),
-        first=np.where(at_last & (not facts.by_unit), 0.0, units.first + open_weights[:, 0]),
+        first=units.first + open_weights[:, 0],
         passing=np.where(cut & facts.head_alone, state.gathered + last + open_weights + open_gradients, 0.0),
-        before=np.broadcast_to(before - state.arriving * (rows.sharding == ZERO2)[:, None], state.weights.shape),
+        before=units.before[:, None] - state.arriving * (rows.sharding == ZERO2)[:, None],
         bare=bare,
         opening=np.broadcast_to(opening, state.weights.shape),
         closing=state.closing + norm,
@@ -360,7 +359,7 @@ def footprint(
     values = kept_activations(context, rows, shards, starts, fixed.micro_batches)
     kept = _most_kept(context.job, rows, values, fixed.micro_batches)
     per_layer = kept / context.layer_count
-    later = np.minimum(fixed.late_first - per_layer, fixed.late_second - 2.0 * per_layer) + kept + fixed.resharded
+    later = np.minimum(fixed.late_first - per_layer, fixed.late_second - min(2.0, context.layer_count) * per_layer) + kept + fixed.resharded
     activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
     ends = np.maximum(fixed.bare - kept, fixed.opening - per_layer)

@@ -179,12 +179,12 @@ def reference_pass_bytes(
     """Return what is there while a reference runs, in place of layers that are gathered, [N]. One that is a unit of its
     own has all its `parameters` [N] with the buffer that they came in, which goes when another unit comes
     (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`); the model without its adapters
-    a `gathered_layer` [N] with its buffer. Beside these are what one layer has of its feed-forward block, and of the
-    model the output projection, which stays, and a copy of the hidden states."""
+    a `gathered_layer` [N] with its buffer. Beside these are the embeddings, what one layer takes and has of its
+    feed-forward block, and of the model the output projection, which stays."""
     if job.preference is None or not job.preference.reference or memory_facts(job.framework).reference != "unit":
         return np.zeros(len(rows))
     blocks = [(3.0 if kind.mlp.gated else 2.0) * kind.mlp.width for kind in model.kinds if kind.mlp]
-    inner = 2.0 * model.hidden + max(blocks, default=0.0) / rows.tp
+    inner = 3.0 * model.hidden + max(blocks, default=0.0) / rows.tp
     live = widths_of(job).saved * rows.micro_batch * job.sample_tokens / rows.cp * (inner + model.hidden)
     gathered = weight_bytes(job) * parameters if job.holds_reference else gathered_layer
     projection = weight_bytes(job) * model.token_table_parameters / rows.tp
@@ -341,16 +341,25 @@ class WholeUnits:
     before: Floats
 
 
-def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: Array, count: Ints) -> WholeUnits:
+def whole_units(
+    model: Model,
+    job: Job,
+    rows: Strategies,
+    layer: Array,
+    ranks: Array,
+    count: Ints,
+    at_last: Array | bool = False,
+) -> WholeUnits:
     """Return what ranks of rows [N] need for whole units; layers have `layer` parameters [N], `ranks` [N] share a
-    parameter, and `count` [N] are the micro-batches.
+    parameter, `count` [N] are the micro-batches, and `at_last` says where the last one alone sums gradients.
 
     Where units are whole one by one, under ZeRO-2 and 3, weights of a unit are there with those of the next one, its
     gradients until the next unit's are complete, with the rank's own part of their sum, those of the embedding until
     the next micro-batch runs backward; gradients of a tied embedding, and of blocks that layers share beside it, are
     there from the head on (`runtime.step.{unshard,sync}`). FSDP2 sums the gradient of the head first, beside the last
     layer's weights, and that of the embedding last, from a copy of it to the rank's part, which goes to the host in the
-    masters' type. Under Megatron-Core the embedding's gradient comes whole in 16 bits before it is added to its buffer.
+    masters' type; where it has whole gradients, the rank's part of the head's is beside them then, and of the last
+    layer's while those of that are summed. Under Megatron-Core the embedding's gradient comes whole in 16 bits before it is added to its buffer.
     """
     sizes = (rows.micro_batch, rows.cp, rows.tp)
     facts = memory_facts(job.framework)
@@ -369,8 +378,17 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
         )
         dense = widths_of(job).saved * (table + message) * facts.megatron_core * job.trains("language")
         summing = (first + beside) * summed * (not model.tied_embeddings)
-        alone = weight_bytes(job) * summed * (table * (not model.tied_embeddings) - layer)
-        return WholeUnits(head=whole, summing=summing, first=first + dense, last=alone, before=np.maximum(-alone, 0.0))
+        alone, here = table * (not model.tied_embeddings), 1.0 - facts.gradients_follow * rows.offload
+        shard = gradient_bytes(job) * summed * here / ranks
+        last = np.where(at_last, shard * alone, weight_bytes(job) * summed * (alone - layer))
+        before = np.where(at_last, shard * layer - weight_bytes(job) * summed * alone, -last)
+        return WholeUnits(
+            head=whole,
+            summing=np.where(at_last, 0.0, summing),
+            first=np.where(at_last, 0.0, first) + dense,
+            last=last,
+            before=np.maximum(before, 0.0),
+        )
     weight = weight_bytes(job) * (rows.sharding == ZERO3)
     gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
     end, arriving = (model.token_table_parameters + model.shared_parameters) / rows.tp, 1.0 + 1.0 / ranks
