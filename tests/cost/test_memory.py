@@ -196,9 +196,14 @@ def require_the_way(problem: Problem) -> None:
     assert ((verdicts[1].peak_bytes <= verdicts[2].peak_bytes) | views).all()
     assert (verdicts[0].seconds >= verdicts[1].seconds).all() and (verdicts[1].seconds >= verdicts[2].seconds).all()
 
+    # Under FSDP2 a layer that runs again has its input until its backward pass ends, when nothing else of it is there:
+    # rehearsed, of Llama-2-7B with the last layer running again or not, to the byte.
+    facts, shards = memory_facts(where.job.framework), layer_rows(where, rows)
+    stays = facts.freed and facts.shard_weight == 0.0
+    inputs = stays * (1.0 + facts.fragmentation) * shards.table.boundary[shards.row] * (rows.sharding >= ZERO2)
     for fewer in range(1, where.layer_count):
         less, more = (changed(rows, recompute=BLOCK, recompute_layers=fewer + step) for step in (0, 1))
-        assert (evaluate(where, more).peak_bytes <= evaluate(where, less).peak_bytes).all()
+        assert (evaluate(where, more).peak_bytes <= evaluate(where, less).peak_bytes + inputs).all()
     uniform = evaluate(where, changed(rows, recompute=UNIFORM, recompute_layers=1))
     if where.model.mtp_layers:  # which under method `block` Megatron-Core does not run again
         assert (uniform.peak_bytes <= verdicts[0].peak_bytes * (1 + 1e-12)).all()

@@ -14,6 +14,7 @@ from shardwright.cost.iteration.gathers import moved_in_passes
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, UNSHARDED, ZERO2, ZERO3, boundaries, strategies
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Framework, Job
+from shardwright.spec.options import Options
 
 HIDDEN, WIDTH, VOCAB, TOKENS = 1024, 4096, 4096, 8192
 MODEL = llama(8, HIDDEN, 8, 8, WIDTH, VOCAB)
@@ -31,17 +32,63 @@ def taken(where: Context, **columns: int) -> Footprint:
 
 
 def test_what_the_head_kept_is_gone_while_a_layer_runs_backward() -> None:
-    """Under full recomputation the inputs of the layers but the last are there, the working set of one, and nothing of
-    the norm and the projection after them; with these the logits are."""
+    """Under full recomputation the inputs of the layers but the last are there, the working set of one with the
+    gradient of a matrix of its feed-forward block, and nothing of the norm and the projection after them; with these
+    the logits are."""
     where = of("fsdp")
     rows = strategies([row(where, flash=True, dp=8, sharding=ZERO3, recompute=UNIFORM, recompute_layers=1)])
     shards = layer_rows(where, rows)
     table, starts = shards.table, boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
     found = footprint(where, rows, shards, starts)
     inputs, live = 8 * 2 * TOKENS * HIDDEN, float(table.live[0, 2] + table.group[0])
-    assert found.activations[0, 0] == pytest.approx(inputs + live)
+    assert found.activations[0, 0] == pytest.approx(inputs + live + 2 * HIDDEN * WIDTH)
     assert table.before_logits[0] == pytest.approx(8 * TOKENS * HIDDEN)
     assert fixed_bytes(where, rows, shards, starts).head[0] > table.before_logits[0]
+
+
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=16)])
+@pytest.mark.parametrize("sharding", [ZERO2, ZERO3])
+def test_the_unit_of_a_tied_embedding_is_whole_while_layers_run_backward(
+    sharding: int, adapter: Adapter | None
+) -> None:
+    """Its weights, and where it is trained the gradient of the logits, which waits for that of the embedding. Of two
+    matrices the output projection is whole no more, and its gradient is being summed beside the last layer; there are
+    shards of one more."""
+    both = []
+    for tied in (True, False):
+        where = of("fsdp", model=llama(8, HIDDEN, 8, 8, WIDTH, VOCAB, tied_embeddings=tied), adapter=adapter)
+        rows = strategies([row(where, flash=True, dp=8, sharding=sharding)])
+        starts = boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
+        both.append(fixed_bytes(where, rows, layer_rows(where, rows), starts))
+    one, two = both
+    table = 2.0 * HIDDEN * VOCAB
+    shards = table / 8 if adapter else 0.0  # masters are state
+    whole = table if sharding == ZERO3 else 0.0
+    assert one.weights[0, 0] - two.weights[0, 0] == pytest.approx(whole - shards)
+    sums = 2.0 * table / 8 if adapter is None else 0.0  # in fp32
+    assert one.gradients[0, 0] - two.gradients[0, 0] == pytest.approx(-sums)
+
+
+@pytest.mark.parametrize("sharding", [ZERO2, ZERO3])
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=16)])
+def test_beside_tiles_of_logits_are_their_gradients_and_a_layer_that_comes(
+    sharding: int, adapter: Adapter | None
+) -> None:
+    """By hand, of TRL's loss: gradients in fp32 and 16 bits of the hidden states and of the projection if that is
+    trained, a tile, under ZeRO-3 the projection and the last layer in its buffer, and what norm and projection keep."""
+    job = Job(global_batch=16, seq_len=TOKENS, framework="fsdp", adapter=adapter, options=Options(loss="tiled"))
+    where = context(llama(8, HIDDEN, 8, 8, WIDTH, 1 << 17), pool(1, 8), job)
+    rows = strategies([row(where, flash=True, dp=8, sharding=sharding)])
+    starts = boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
+    found = fixed_bytes(where, rows, layer_rows(where, rows), starts).head[0]
+    projection, layer = HIDDEN * (1 << 17), 2.0 * (4 * HIDDEN**2 + 3 * HIDDEN * WIDTH + 2 * HIDDEN)
+    gathered = (2.0 * projection + layer) * (sharding == ZERO3)
+    if adapter is None:
+        kept = 8 * TOKENS * HIDDEN  # of the norm its input in fp32 and what its weights multiply; the projection's
+        assert found == pytest.approx(6.0 * (TOKENS * HIDDEN + projection) + 2.0 * 4096 * 32768 + gathered + kept)
+    else:  # it is in the buffer still in which it came, the layer in its own
+        assert found == pytest.approx(4.0 * projection * (sharding == ZERO3) + 2.0 * projection * (sharding == ZERO2)
+            + max(layer, 2.0 * 4096 * 32768 + (2 + 6) * TOKENS * HIDDEN), rel=0.01)  # fmt: skip
 
 
 def test_before_the_first_adapter_nothing_is_kept() -> None:

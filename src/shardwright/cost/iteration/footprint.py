@@ -241,15 +241,19 @@ def fixed_bytes(
     layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
     at_last = summed_at_last(job, rows)
     units = whole_units(model, job, rows, layer, ranks, count, at_last)
-    last = (units.last - released_head_bytes(model, job, rows))[:, None]
+    last, released = units.last[:, None], released_head_bytes(model, job, rows)[:, None]
     before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows, count)
     waiting = (state.closing > 0.0) & ~at_last[:, None]
     norm = np.where(waiting, norm_backward_bytes(model, job) * elements, 0.0)
     late = np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0)
     table, alone = model.token_table_parameters, model.token_table_parameters * (not model.tied_embeddings)
     parts = (gradient_bytes(job) * part / ranks for part in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
-    beside = last * (not facts.by_unit)  # what comes with the last layer is not there beside the first ones
-    late_parts = [np.minimum(late, part[:, None]) + more for part, more in zip(parts, (0.0, beside, beside), strict=True)]
+    beside = (last - released) * (
+        not facts.by_unit
+    )  # what comes with the last layer is not there beside the first ones
+    late_parts = [
+        np.minimum(late, part[:, None]) + more for part, more in zip(parts, (0.0, beside, beside), strict=True)
+    ]
     # beside the first layer the embedding is gathered, not a layer before it
     gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * (late > 0.0)
     updated = _updated(context, rows, held)
@@ -263,14 +267,14 @@ def fixed_bytes(
     open_weights, open_gradients = (part[:, None] for part in tied_unit_bytes(model, job, rows))
     opening = state.arriving * np.where(rows.sharding == ZERO3, 3.0, 2.0)[:, None] + open_weights
     return Fixed(
-        weights=state.weights + open_weights,
+        weights=state.weights + open_weights - released,
         gradients=state.gradients + last + open_gradients,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),
         head=np.maximum(head, units.summing),
         reference=np.where(reference > 0.0, reference + before_logits, 0.0),
         first=units.first + open_weights[:, 0],
-        passing=np.where(cut & facts.head_alone, state.gathered + last + open_weights + open_gradients, 0.0),
+        passing=np.where(cut & facts.head_alone, state.gathered + last + open_weights + open_gradients - released, 0.0),
         before=units.before[:, None] - state.arriving * (rows.sharding == ZERO2)[:, None],
         bare=bare,
         opening=np.broadcast_to(opening, state.weights.shape),
@@ -359,7 +363,11 @@ def footprint(
     values = kept_activations(context, rows, shards, starts, fixed.micro_batches)
     kept = _most_kept(context.job, rows, values, fixed.micro_batches)
     per_layer = kept / context.layer_count
-    later = np.minimum(fixed.late_first - per_layer, fixed.late_second - min(2.0, context.layer_count) * per_layer) + kept + fixed.resharded
+    later = (
+        np.minimum(fixed.late_first - per_layer, fixed.late_second - min(2.0, context.layer_count) * per_layer)
+        + kept
+        + fixed.resharded
+    )
     activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
     ends = np.maximum(fixed.bare - kept, fixed.opening - per_layer)
