@@ -359,7 +359,8 @@ def whole_units(
     there from the head on (`runtime.step.{unshard,sync}`). FSDP2 sums the gradient of the head first, beside the last
     layer's weights, and that of the embedding last, from a copy of it to the rank's part, which goes to the host in the
     masters' type; where it has whole gradients, the rank's part of the head's is beside them then, and of the last
-    layer's while those of that are summed. Under Megatron-Core the embedding's gradient comes whole in 16 bits before it is added to its buffer.
+    layer's while those of that are summed. Under Megatron-Core the embedding's gradient comes whole in 16 bits before
+    it is added to its buffer.
     """
     sizes = (rows.micro_batch, rows.cp, rows.tp)
     facts = memory_facts(job.framework)
