@@ -56,7 +56,8 @@ def peak(of: Job, micro_batch: int = 1) -> Footprint:
 @pytest.mark.parametrize("loss", PAIRS)
 @pytest.mark.parametrize("adapter", [None, "lora:16", "qlora:16"])
 def test_a_pair_without_a_reference_is_two_sequences(framework: str, loss: PreferenceLoss, adapter: str | None) -> None:
-    """The same seconds and bytes, to the last bit."""
+    """The same seconds and bytes, to the last bit; where logits are whole, TRL has them in fewer copies than a loss of
+    the next token."""
     beside = None if adapter is None else parse_adapter(adapter)
     alone = f"{loss}:precomputed" if LOSSES[loss].reference else loss
     pairs = job(framework, alone, beside)
@@ -64,7 +65,9 @@ def test_a_pair_without_a_reference_is_two_sequences(framework: str, loss: Prefe
     sequences = job(framework, None, beside, global_batch=128, options=options)
     one, two = (evaluate(context(of), rows_of(of, size)) for of, size in ((pairs, 2), (sequences, 4)))
     np.testing.assert_array_equal(one.seconds, two.seconds)
-    np.testing.assert_array_equal(one.peak_bytes, two.peak_bytes)
+    if LOSSES[loss].tiled:
+        np.testing.assert_array_equal(one.peak_bytes, two.peak_bytes)
+    assert np.all(one.peak_bytes <= two.peak_bytes)
     assert job_flops(MODEL, pairs) == job_flops(MODEL, sequences)
 
 

@@ -126,10 +126,7 @@ def _unrehearsed(job: Job) -> Iterator[Problem]:
             if field.name not in left and getattr(record_of, field.name) != getattr(usual, field.name):
                 hint = "plan without, or rehearse the plan of another trainer"
                 yield Problem(f"{place}.{field.name}", "is not rehearsed under FSDP2 yet", hint)
-    preferred = "" if job.preference is None else job.preference.loss
-    tiled = job.preference is None or job.preference.passes.tiled
     others = holding(
-        (not tiled, ("preference", preferred, "dpo or kto")),
         (job.optimizer not in OPTIMIZERS, ("optimizer", job.optimizer, " or ".join(OPTIMIZERS))),
         (job.precision == "fp8", ("precision", "fp8", "bf16")),
     )

@@ -19,6 +19,7 @@ from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
 from shardwright.cost.memory.backward import norm_backward_bytes
 from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.memory.scored import scored_head_bytes
 from shardwright.cost.memory.sizes import (
     HeldParameters,
     StateBytes,
@@ -36,9 +37,9 @@ from shardwright.cost.memory.sizes import (
     state_bytes,
     tied_unit_bytes,
     weight_bytes,
+    whole_answers,
     whole_units,
 )
-from shardwright.cost.memory.tiled import tiled_head_bytes
 from shardwright.cost.pipeline.in_flight import live_at_end, most_live
 from shardwright.cost.stage.exact import (
     fewest_layers,
@@ -262,8 +263,8 @@ def fixed_bytes(
     arriving = np.broadcast_to(state.arriving, state.weights.shape)[:, -1]
     reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1], arriving)
     head = units.head + before_logits
-    if facts.freed and job.loss == "tiled":
-        head = tiled_head_bytes(model, job, rows, arriving, elements[:, 0], before_logits)
+    if facts.freed and (job.loss == "tiled" or whole_answers(job)):
+        head = scored_head_bytes(model, job, rows, arriving, elements[:, 0], before_logits)
     open_weights, open_gradients = (part[:, None] for part in tied_unit_bytes(model, job, rows))
     opening = state.arriving * np.where(rows.sharding == ZERO3, 3.0, 2.0)[:, None] + open_weights
     return Fixed(

@@ -47,6 +47,7 @@ from shardwright.cost.memory.kept import (
     shared_bytes,
     streams_bytes,
 )
+from shardwright.cost.memory.sizes import keeps_head_input
 from shardwright.records import record
 from shardwright.spec.adapter import adapted
 from shardwright.spec.catalog.frameworks import OWN, framework_has
@@ -123,7 +124,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         dequantised.append(beside_gradients_bytes(model, layer, shard, job, gradients[-1]))
         halfway.append(halfway_bytes(model, layer, shard, job) - gradients[-1])
     embedding = outer * (1.0 if model.dropout else 0.0) + embeddings_bytes(model, shard, job)
-    last = (saved + norm_copies(model, job)) * outer + saved * input_tokens(shard, job) * model.hidden
+    last = (saved + norm_copies(model, job)) * outer
+    last = last + saved * input_tokens(shard, job) * model.hidden * keeps_head_input(job)
     if model.streams is not None:
         last = last + saved * tokens(shard, job) * model.streams.end_kept(model.hidden, first=False)
     head = model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)

@@ -18,6 +18,9 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
+# Gradients of logits, by their kernel and by the loss of the chosen answers, and their sum (trl/experimental/{orpo,cpo}
+# and trl/kernels/logprob_entropy.py 1.16; `slice_backward` of PyTorch makes each as large as all logits).
+WHOLE_ANSWERS = 3.0  # documented
 TILE = 4096, 32768  # documented: tokens and words of the vocabulary (trl/kernels/chunked_logprob.py 1.16)
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
@@ -273,7 +276,8 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     tokens at a time that their logits, in whose place their gradient comes, are about as large as the hidden states; it
     has the gradient of these, and of the projection if that is trained, from its first chunk on (Liger Kernel,
     ops/fused_linear_cross_entropy.py: `weight_needs_grad`). A tiled one has them in the backward pass, in fp32 and then
-    in their own type, beside a tile (trl/kernels/chunked_logprob.py 1.16)."""
+    in their own type, beside a tile (trl/kernels/chunked_logprob.py 1.16). Log-probabilities of whole answers have
+    `WHOLE_ANSWERS` tensors like the logits in their own type."""
     width = memory_facts(job.framework).logit + widths_of(job).logit - 2.0
     size = micro_batch * job.sample_tokens / cp
     if job.fused_loss:
@@ -281,6 +285,8 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     chunks = memory_facts(job.framework).chunks
     if job.loss == "tiled":
         return np.asarray(tiled_gradient_bytes(model, job, size, tp) + tile_bytes(job, size))
+    if whole_answers(job):
+        return WHOLE_ANSWERS * widths_of(job).logit * size * model.vocab / tp
     if job.loss == "chunked" and chunks:
         return (width * size / chunks + 2.0 * model.hidden) * model.vocab / tp
     if job.loss == "chunked":
@@ -288,6 +294,18 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
         return 2.0 * widths_of(job).logit * size * model.hidden + projection
     # beside the logits of tokens further on what their losses keep
     return (width + model.mtp_layers * max(width - widths_of(job).logit, 0.0)) * size * model.vocab / tp
+
+
+def whole_answers(job: Job) -> bool:
+    """Whether a loss is over log-probabilities of whole answers by whole logits, as of ORPO and CPO."""
+    return job.preference is not None and job.loss is None and not job.fused_loss
+
+
+def keeps_head_input(job: Job) -> bool:
+    """Whether what the output projection takes is kept. Where operators run one by one, a product with frozen weights
+    keeps nothing of it, unless the loss is one function with it; it is there while the logits are made."""
+    one_by_one = bool(memory_facts(job.framework).inner_copies)
+    return not one_by_one or job.trains("language") or job.loss is not None or job.fused_loss
 
 
 def tile_bytes(job: Job, size: Floats) -> Floats:
@@ -439,16 +457,18 @@ def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, c
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the output projection that is gathered while the logits are there, [N], which under ZeRO-2 is
     among whole weights. Before the backward pass the buffer of its gather is there too, unless it is the embedding,
-    gathered long before; in it, the gradient of fp32 logits beside these. What a tiled loss has is apart
-    (`cost.memory.tiled`)."""
-    if not memory_facts(job.framework).freed or job.loss == "tiled":
+    gathered long before; in it, the gradient of fp32 logits beside these. What losses over log-probabilities
+    have is apart (`cost.memory.scored`)."""
+    if not memory_facts(job.framework).freed or job.loss == "tiled" or whole_answers(job):
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
     whole = not job.fused_loss and job.loss != "chunked"
-    later = 2.0 * whole * micro_batch * job.sample_tokens / cp * model.vocab / tp
+    size = micro_batch * job.sample_tokens / cp
+    later = 2.0 * whole * size * model.vocab / tp
     gathered = projection * (sharding == ZERO3)
-    buffer = np.maximum(projection - later, 0.0) * (not model.tied_embeddings)
-    return np.asarray(gathered + buffer * (sharding >= ZERO2))
+    taken = widths_of(job).saved * size * model.hidden * (not keeps_head_input(job))
+    buffer = projection * (not model.tied_embeddings) * (sharding >= ZERO2)
+    return np.asarray(gathered + np.maximum(buffer + taken - later, 0.0))
 
 
 def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints, pp: Ints) -> Floats:

@@ -3,7 +3,8 @@
 Layers are sharded one by one, the embedding, and final norm and head together, which stay gathered; masters and
 optimizer state are fp32, and with bf16 parameters are gathered and gradients reduced in bf16 (`fsdp2_prepare_model` of
 accelerate/utils/fsdp_utils.py, `set_mixed_precision` of accelerate/utils/dataclasses.py); AdamW's fused kernel,
-and gradients are clipped (`optim` and `max_grad_norm` of transformers/training_args.py). Beside frozen weights, which
+and gradients are clipped (`optim` and `max_grad_norm` of transformers/training_args.py). Passes are not under autocast
+(`_prepare_fsdp2` of accelerate/accelerator.py). Beside frozen weights, which
 are loaded in the type of the passes and sharded with their layers, PEFT's adapters are fp32 (`autocast_adapter_dtype`
 of peft/mapping_func.py 0.21); those in four bits are bitsandbytes'. Adam in 8 bits is torchao's, as bitsandbytes'
 takes no sharded parameters.
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from shardwright.rehearsal.inside.guard import TRANSFORMERS, Refused, require
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
-from shardwright.rehearsal.inside.trl_losses import add_head, loss_of
+from shardwright.rehearsal.inside.trl_losses import add_head, add_kernel, loss_of, whole_loss_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RELEASE = 5  # of transformers
@@ -123,6 +124,9 @@ def _reference(question: dict[str, Any], model: Any, options: dict[str, Any], sh
     """Return what gives the log-probabilities of a reference, before it is sharded: beside adapters the model without
     them, else a second one, loaded as the first; None where none is asked. Both get TRL's head if the loss is TRL's."""
     if not question["tiled"]:
+        if question["preference"]:
+            _before_peft()
+            add_kernel(shims)
         return None
     adapted = question["adapter"] is not None
     _before_peft()
@@ -204,12 +208,11 @@ def _step(model: Any, reference: Any, optimizer: Any, question: dict[str, Any], 
         meter.phase = "forward"
         if question["whole_until_last"]:  # `no_sync` of accelerate/accelerator.py
             model.set_requires_gradient_sync(number == count - 1)
-        with torch.autocast("cuda", DTYPES[question["precision"]], enabled=question["precision"] != "fp32"):
-            loss = (
-                loss_of(question["preference"], model, reference, tokens)
-                if question["tiled"]
-                else _plain(model, tokens)
-            )
+        loss = (
+            loss_of(question["preference"], model, reference, tokens)
+            if question["tiled"]
+            else _plain(model, tokens, question["preference"])
+        )
         (loss / count).backward()
         del loss
     meter.phase = "update"
@@ -219,7 +222,9 @@ def _step(model: Any, reference: Any, optimizer: Any, question: dict[str, Any], 
     optimizer.zero_grad()
 
 
-def _plain(model: Any, tokens: Callable[[], torch.Tensor]) -> torch.Tensor:
+def _plain(model: Any, tokens: Callable[[], torch.Tensor], preference: str | None) -> torch.Tensor:
+    if preference:
+        return whole_loss_of(preference, model, tokens)
     batch = tokens()
     loss: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
     return loss
