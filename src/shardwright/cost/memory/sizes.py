@@ -18,9 +18,8 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
-# Gradients of logits, by their kernel and by the loss of the chosen answers, and their sum (trl/experimental/{orpo,cpo}
-# and trl/kernels/logprob_entropy.py 1.16; `slice_backward` of PyTorch makes each as large as all logits).
-WHOLE_ANSWERS = 3.0  # documented
+# Gradients of logits by their kernel and by the loss of one answer, each as large as all logits, and their sum.
+WHOLE_ANSWERS = 3.0  # documented: trl/experimental/{orpo,cpo}, trl/kernels/logprob_entropy.py 1.16
 TILE = 4096, 32768  # documented: tokens and words of the vocabulary (trl/kernels/chunked_logprob.py 1.16)
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
