@@ -285,7 +285,7 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     if job.loss == "tiled":
         return np.asarray(tiled_gradient_bytes(model, job, size, tp) + tile_bytes(job, size))
     if whole_answers(job):
-        return WHOLE_ANSWERS * widths_of(job).logit * size * model.vocab / tp
+        return np.asarray(WHOLE_ANSWERS * widths_of(job).logit * size * model.vocab / tp)
     if job.loss == "chunked" and chunks:
         return (width * size / chunks + 2.0 * model.hidden) * model.vocab / tp
     if job.loss == "chunked":

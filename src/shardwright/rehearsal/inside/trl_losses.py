@@ -83,7 +83,7 @@ def whole_loss_of(loss: str, model: Any, tokens: Tokens) -> torch.Tensor:
     trainer = kind.__new__(kind)
     accelerator = types.SimpleNamespace(device=torch.device("cuda"), gather_for_metrics=lambda values: values)
     vars(trainer).update(SETTINGS, accelerator=accelerator)
-    batch = {}
+    batch: dict[str, torch.Tensor] = {}
     for side, rows in zip(("chosen", "rejected"), tokens().chunk(2), strict=True):
         batch |= {f"{side}_input_ids": rows, f"{side}_labels": rows, f"{side}_attention_mask": torch.ones_like(rows)}
     computed: tuple[torch.Tensor, Any] = trainer.get_batch_loss_metrics(model, batch)
