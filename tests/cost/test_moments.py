@@ -15,6 +15,7 @@ from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, UNSHARDED, ZERO2, 
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Framework, Job
 from shardwright.spec.options import Options
+from shardwright.spec.preference import parse_preference
 
 HIDDEN, WIDTH, VOCAB, TOKENS = 1024, 4096, 4096, 8192
 MODEL = llama(8, HIDDEN, 8, 8, WIDTH, VOCAB)
@@ -89,6 +90,23 @@ def test_beside_tiles_of_logits_are_their_gradients_and_a_layer_that_comes(
     else:  # it is in the buffer still in which it came, the layer in its own
         assert found == pytest.approx(4.0 * projection * (sharding == ZERO3) + 2.0 * projection * (sharding == ZERO2)
             + max(layer, 2.0 * 4096 * 32768 + (2 + 6) * TOKENS * HIDDEN), rel=0.01)  # fmt: skip
+
+
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=16)])
+@pytest.mark.parametrize("loss", ["orpo", "cpo"])
+def test_whole_logits_of_answers_are_three_in_16_bits(loss: str, adapter: Adapter | None) -> None:
+    """Beside the projection under ZeRO-3, and what norm and projection keep: the projection nothing where it is frozen."""
+    job = Job(
+        global_batch=16, seq_len=TOKENS, framework="fsdp", adapter=adapter, preference=parse_preference(loss)
+    )  # fmt: skip
+    vocab = 1 << 17
+    where = context(llama(8, HIDDEN, 8, 8, WIDTH, vocab), pool(1, 8), job)
+    rows = strategies([row(where, flash=True, dp=8, sharding=ZERO3)])
+    starts = boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
+    found = fixed_bytes(where, rows, layer_rows(where, rows), starts).head[0]
+    kept = 8 if adapter is None else 4
+    pair = 2 * TOKENS
+    assert found == pytest.approx(6.0 * pair * vocab + 2.0 * HIDDEN * vocab + kept * pair * HIDDEN)
 
 
 def test_before_the_first_adapter_nothing_is_kept() -> None:

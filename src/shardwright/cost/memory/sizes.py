@@ -440,7 +440,7 @@ def released_head_bytes(model: Model, job: Job, rows: Strategies) -> Floats:
     the output projection, unless it is the embedding."""
     facts = memory_facts(job.framework)
     able = facts.freed and facts.shard_weight == 0.0 and not model.tied_embeddings
-    return weight_bytes(job) * model.token_table_parameters / rows.tp * able * (rows.sharding == ZERO2)
+    return np.asarray(weight_bytes(job) * model.token_table_parameters / rows.tp * able * (rows.sharding == ZERO2))
 
 
 def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, chunk: Floats) -> Floats:
