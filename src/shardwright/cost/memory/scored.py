@@ -23,7 +23,7 @@ def scored_head_bytes(
     """Return the most that is there at the head beside what layers keep, [N], of these moments:
 
     * in the forward pass, the output projection as it is copied out of the buffer in which it came, beside that of the
-      last layer (`StateBytes.arriving`, [N]), unless it is the embedding, gathered long before;
+      last layer (`StateBytes.arriving`, [N]) and what the layer gave, unless it is the embedding, gathered long before;
     * then logits, beside that buffer, or the last layer's; with tiles of these a copy of the hidden states
       (`elements` [N]) as they are picked;
     * in the backward pass, tiles and the gradients that they make, beside the last layer as it comes; or whole logits
@@ -36,8 +36,8 @@ def scored_head_bytes(
     table, zero3 = width * model.token_table_parameters / rows.tp, rows.sharding == ZERO3
     buffer = (arriving if model.tied_embeddings else table) * (rows.sharding >= ZERO2)
     gradient = table * job.trains("language") * (rows.sharding >= ZERO2)
-    copied = 0.0 if model.tied_embeddings else buffer + arriving
     hidden, loss = widths_of(job).saved * elements, logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
+    copied = 0.0 if model.tied_embeddings else buffer + arriving + hidden
     if job.loss == "tiled":
         there, backward = tile_bytes(job, size) + hidden, arriving * zero3 + loss
     else:
