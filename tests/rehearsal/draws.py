@@ -75,6 +75,21 @@ def of_preferences(seed: int) -> Plan:
     return best_plan(*drawn, batch, pins, adapter, preference=preference)
 
 
+def of_whole(seed: int) -> Plan:
+    """Return one whose weights every rank has whole, alone or in copies: with adapters in every third, beside weights
+    in four bits in every second of those, and half of the others without fp32 masters."""
+    draw = random.Random(seed)
+    model, framework, _, length, _, pins = _of_fsdp(draw)
+    gpus, micro_batch, times = draw.choice((1, 1, 2, 4)), draw.choice((1, 2, 4)), draw.choice((1, 1, 2))
+    pins = {name: value for name, value in pins.items() if name != "gradient_sync"}
+    pins |= {"sharding": "none", "dp": gpus, "micro_batch": micro_batch}
+    form = draw.choice(("lora", "qlora"))
+    adapter = parse_adapter(f"{form}:{draw.choice((8, 64))}", _targets(draw, seed)) if draw.random() < 1 / 3 else None
+    if adapter is None and draw.random() < 0.5:
+        pins["master_weights"] = "none"
+    return best_plan(model, framework, gpus, length, gpus * micro_batch * times, pins, adapter)
+
+
 def _targets(draw: random.Random, seed: int) -> str:
     """Return beside what adapters stand: every fourth time not beside what a layer begins with."""
     drawn, apart = draw.choice(TARGETS), LATER_TARGETS[seed // 4 % len(LATER_TARGETS)]
@@ -192,11 +207,11 @@ def modules_of(model: Model) -> list[str]:
 
 DRAWS: Mapping[str, Callable[[int], Plan]] = {
     "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "adapters": of_adapters, "megatron": of_megatron,
-    "preferences": of_preferences,
+    "preferences": of_preferences, "whole": of_whole,
 }  # fmt: skip
 NEEDS = {
     "fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao"),
-    "preferences": ("transformers", "peft", "bitsandbytes", "trl"),
+    "preferences": ("transformers", "peft", "bitsandbytes", "trl"), "whole": ("transformers", "peft", "bitsandbytes"),
 }  # fmt: skip
 PYTHONS = {"megatron": os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON") or None}  # environments of their own
 SKIPPED = {"torchtitan": "has plans of its own (test_torchtitan)"}

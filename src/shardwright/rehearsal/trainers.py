@@ -110,15 +110,12 @@ def _fsdp_lacks(plan: Plan) -> Iterable[Problem]:
         message = "Hugging Face's tensor and context parallelism are not rehearsed yet"
         yield Problem("replicas[0].stages[0]", message, "plan with tp=1 and cp=1")
     yield from _unrehearsed(plan.job)
-    if plan.optimizer.sharding not in ("zero2", "zero3"):
-        message = f"{plan.optimizer.sharding} is DistributedDataParallel, which is not rehearsed yet"
-        yield Problem("optimizer.sharding", message, "plan with sharding=zero2,zero3")
 
 
 def _unrehearsed(job: Job) -> Iterator[Problem]:
     """Yield what of a job a rehearsal is not asked for (`_of_fsdp`): all that is not as in a plain job of its size."""
     plain = Job(global_batch=job.global_batch, seq_len=job.seq_len)
-    left = ("gradient_sync", *(("loss",) if job.loss == "tiled" else ()))
+    left = ("gradient_sync", "master_weights", *(("loss",) if job.loss == "tiled" else ()))
     asked = (*SIZES, *OF_NO_STEP, "options", "adapter", "optimizer", "preference")
     parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, left))
     for place, record_of, usual, left in parts:

@@ -1,4 +1,5 @@
-"""A rank of transformers under FSDP2, set up as Accelerate 1.15 and the Trainer of transformers 5 set it up.
+"""A rank of transformers on one GPU, in DistributedDataParallel or under FSDP2, set up as Accelerate 1.15 and the
+Trainer of transformers 5 set it up.
 
 Layers are sharded one by one, the embedding, and final norm and head together, which stay gathered; masters and
 optimizer state are fp32, and with bf16 parameters are gathered and gradients reduced in bf16 (`fsdp2_prepare_model` of
@@ -20,6 +21,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,6 +40,8 @@ WHY_PRODUCT = (
     "their matrix in 16 bits, then the product, as bitsandbytes 0.50 does on GPUs above 1,536 tokens "
     "(backends/cuda/ops.py: _dequant_linear_fallback)"
 )
+BUCKETS = "order of buckets"
+WHY_BUCKETS = "gradients are summed in the buckets of the first step, which others replace by as many bytes in the second"
 SCALES = 256  # that share one: quantize_4bit of bitsandbytes/functional.py
 
 
@@ -47,6 +51,8 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     options = _fsdp_options(question, meter)
     reference = _reference(question, model, options, shims)
     sharded = _sharded(model, question, options)
+    if not options and int(question["world_size"]) > 1:
+        sharded = _replicated(sharded, shims, meter)
     if question.get("on_gpu"):
         sharded.to_empty(device="cuda")
     trained = [parameter for parameter in sharded.parameters() if parameter.requires_grad]
@@ -60,7 +66,7 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
         )
     return {
         "shims": shims, "choices": [f"optimizer: {words}", f"transformers {transformers}"],
-        "masters": question["precision"] != "fp32" and question["adapter"] is None,
+        "masters": question["precision"] != "fp32" and question["adapter"] is None and question["masters"],
     }  # fmt: skip
 
 
@@ -91,7 +97,8 @@ def _model(question: dict[str, Any], meter: Meter) -> tuple[Any, str, dict[str, 
         raise Refused("transformers", f"is {transformers.__version__}", hint)
     masks: Any = importlib.import_module("transformers.masking_utils")
     masks.is_tracing = lambda *_: False  # fake tensors look like a trace, where attention gets a mask and repeats keys
-    model = _of_config(question, torch.float32 if question["adapter"] is None else DTYPES[question["precision"]])
+    wide = question["adapter"] is None and question["masters"]
+    model = _of_config(question, torch.float32 if wide else DTYPES[question["precision"]])
     with torch.device("meta" if question.get("on_gpu") else "cuda"):
         shims = quantise(model, question["quantisation"], meter) if question["quantisation"] else {}
         if question["adapter"] is not None:
@@ -150,10 +157,10 @@ def _disabled(model: Any, **inputs: Any) -> Any:
 
 
 def _fsdp_options(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
-    """Return how FSDP2 shards, nothing where one process has all."""
+    """Return how FSDP2 shards, nothing where each rank has all."""
     dtype, ranks = DTYPES[question["precision"]], int(question["world_size"])
     if question["sharding"] == "none":
-        return {} if ranks == 1 else _replicated()
+        return {}
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
@@ -192,13 +199,42 @@ def _sharded(model: Any, question: dict[str, Any], options: dict[str, Any]) -> A
     return model
 
 
-def _replicated() -> dict[str, Any]:
-    raise Refused(
-        "optimizer.sharding", "none is DistributedDataParallel, which is not rehearsed yet", "sharding=zero2 or zero3"
-    )
+def _replicated(model: Any, shims: dict[str, str], meter: Meter) -> Any:
+    """Return a model whose copies DistributedDataParallel holds together. Three things that it would ask of other
+    ranks, or of a GPU's clock, are answered for them."""
+    parallel: Any = importlib.import_module("torch.nn.parallel.distributed")
+    parallel._verify_param_shape_across_processes = parallel._sync_module_states = lambda *_, **__: None
+    replicated = parallel.DistributedDataParallel(model, device_ids=[0], output_device=0)
+    replicated.register_comm_hook(None, lambda _, bucket: _all_reduced(bucket))  # a fake process group's future has no result
+    replicated.reducer = _Reducer(replicated.reducer)
+    replicated.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)
+    meter.label(torch.distributed.group.WORLD, "gradient")
+    shims[BUCKETS] = WHY_BUCKETS
+    return replicated
+
+
+class _Reducer:
+    """A reducer of DistributedDataParallel whose buckets stay in the order of the first step."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _all_reduced(bucket: Any) -> Any:
+    torch.distributed.all_reduce(bucket.buffer())
+    done: Any = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _step(model: Any, reference: Any, optimizer: Any, question: dict[str, Any], meter: Meter) -> None:
+    mixed = question["sharding"] == "none" and question["precision"] != "fp32"  # FSDP2 casts what passes take itself
     size, count = int(question["micro_batch"]) * int(question["sequences"]), int(question["micro_batches"])
 
     def tokens() -> torch.Tensor:
@@ -206,13 +242,13 @@ def _step(model: Any, reference: Any, optimizer: Any, question: dict[str, Any], 
 
     for number in range(count):
         meter.phase = "forward"
-        if question["whole_until_last"]:  # `no_sync` of accelerate/accelerator.py
-            model.set_requires_gradient_sync(number == count - 1)
-        loss = (
-            loss_of(question["preference"], model, reference, tokens)
-            if question["tiled"]
-            else _plain(model, tokens, question["preference"])
-        )
+        _sync(model, question, last=number == count - 1)
+        with torch.autocast("cuda", DTYPES[question["precision"]], enabled=mixed):
+            loss = (
+                loss_of(question["preference"], model, reference, tokens)
+                if question["tiled"]
+                else _plain(model, tokens, question["preference"])
+            )
         (loss / count).backward()
         del loss
     meter.phase = "update"
@@ -220,6 +256,14 @@ def _step(model: Any, reference: Any, optimizer: Any, question: dict[str, Any], 
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def _sync(model: Any, question: dict[str, Any], *, last: bool) -> None:
+    """Have gradients be summed over ranks after this micro-batch, or not: `no_sync` of accelerate/accelerator.py."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model.require_backward_grad_sync = last
+    elif question["whole_until_last"]:
+        model.set_requires_gradient_sync(last)
 
 
 def _plain(model: Any, tokens: Callable[[], torch.Tensor], preference: str | None) -> torch.Tensor:
