@@ -26,7 +26,8 @@ from shardwright.cost.frameworks.optimizer import stored_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.links import tied_bytes_between
 from shardwright.cost.layers.table import head_weights
-from shardwright.cost.memory.sizes import trained_share
+from shardwright.cost.memory.sizes import summed_bytes, trained_share
+from shardwright.cost.strategies import UNSHARDED
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse, weighed
@@ -77,8 +78,8 @@ def _pipelines(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
 def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[float]:
     """Yield the dollars of each layer's gradient and weight; embedding and head belong to the first and last layer."""
     model, copies, widths = plan.model, plan.data_parallel, widths_of(plan.job)
-    back = widths.weight_gather if plan.optimizer.distributed else widths.gradient_reduction
-    per_weight = widths.gradient_reduction + back
+    whole = 2.0 * float(summed_bytes(plan.job, UNSHARDED))  # summed and spread again
+    per_weight = widths.gradient_reduction + widths.weight_gather if plan.optimizer.distributed else whole
     moved = trained_share(plan.model, plan.job) * per_weight * (copies - 1) / copies
     for layer, kind in enumerate(model.layers):
         held = dict.fromkeys(

@@ -25,9 +25,9 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import moved_in_passes, once_a_step
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import trained_share, weight_bytes
+from shardwright.cost.memory.sizes import summed_bytes, trained_share, weight_bytes
 from shardwright.cost.predict import predict
-from shardwright.cost.strategies import stage_row, strategies
+from shardwright.cost.strategies import UNSHARDED, stage_row, strategies
 from shardwright.plans.plan import Plan, Recompute, StageMemory
 from shardwright.records import record
 from shardwright.runtime.layout.places import Place
@@ -353,7 +353,7 @@ def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, 
             result["all-gather", "gradient"] = weight_bytes(job) * gathered
             result["reduce-scatter", "gradient"] = widths.gradient_reduction * summed
         else:
-            result["all-reduce", "gradient"] = widths.gradient_reduction * summed / 2.0
+            result["all-reduce", "gradient"] = float(summed_bytes(job, UNSHARDED)) * summed / 2.0
     if place.depth > 1:
         split = place.context_parallel * (place.tensor_parallel if plan.sequence_parallel else 1)
         message = widths.saved * job.sample_tokens / split * plan.model.hidden * sum(place.sizes)

@@ -19,8 +19,10 @@ from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
 from shardwright.cost.memory.backward import norm_backward_bytes
 from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.memory.kept import autocast_bytes
 from shardwright.cost.memory.scored import scored_head_bytes
 from shardwright.cost.memory.sizes import (
+    SINGLE,
     HeldParameters,
     StateBytes,
     StateSplit,
@@ -52,7 +54,7 @@ from shardwright.cost.stage.exact import (
     per_rank,
 )
 from shardwright.cost.stage.terms import AGAIN, WHOLE
-from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
+from shardwright.cost.strategies import BLOCK, UNIFORM, UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
@@ -188,8 +190,25 @@ def kept_activations(context: Context, rows: Strategies, shards: LayerRows, star
     if memory_facts(context.job.framework).stage_buffers:
         kept = kept + shards.table.boundary[shards.row][:, None] * _outputs_beyond_inputs(context.job, kept.shape[1])
     kept[:, -1] += shards.table.before_logits[shards.row] * _put_off(context.job, rows, count)
+    kept[:, -1] += _autocast(context, rows)[0]
     kept = np.maximum(kept, 0.0)  # what layers do not keep before all adapters is the embedding's, which may be alone
     return np.asarray(per_rank(kept, int(rows.vpp[0])))
+
+
+def _autocast(context: Context, rows: Strategies) -> tuple[Floats, Floats]:
+    """Return what a micro-batch leaves, and what lives beside that while a layer runs backward, beyond the formulas
+    where weights are whole and some in fp32 (`autocast_bytes`), [N] each. That is without a pipeline."""
+    job, layers = context.job, context.layer_count
+    wide = memory_facts(job.framework).buckets and (job.masters or job.adapters) and job.precision != "fp32"
+    elements = rows.micro_batch * job.sample_tokens / rows.cp * context.model.hidden * (rows.sharding == UNSHARDED)
+    uniform, block = rows.recompute == UNIFORM, rows.recompute == BLOCK
+    again = np.where(uniform, layers, np.where(block, np.minimum(rows.recompute_layers, layers), 0))
+    inputs = np.where(uniform, -(-layers // np.maximum(rows.recompute_layers, 1)), again)
+    together = np.where(uniform, np.minimum(rows.recompute_layers, layers), again > 0)
+    state = (SINGLE - widths_of(job).saved) * (not job.adapters)  # of the input of a layer, and of the ends
+    apiece = autocast_bytes(context.model, job)
+    kept = apiece * (layers - again) + state * (inputs + 2.0)
+    return wide * elements * kept, wide * elements * apiece * together
 
 
 def _put_off(job: Job, rows: Strategies, count: Ints) -> Bools:
@@ -217,6 +236,7 @@ def working_set(context: Context, rows: Strategies, shards: LayerRows, starts: I
     table, longest = shards.table, per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).max(axis=1)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
     live = live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
+    live = live + _autocast(context, rows)[1][:, None]
     return np.where(has_layers(context.model, rows, starts), live, 0.0)
 
 
@@ -246,9 +266,10 @@ def fixed_bytes(
     before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows, count)
     waiting = (state.closing > 0.0) & ~at_last[:, None]
     norm = np.where(waiting, norm_backward_bytes(model, job) * elements, 0.0)
-    late = np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0)
+    late = np.where(facts.freed & (count == 1)[:, None], state.ending, 0.0)
     table, alone = model.token_table_parameters, model.token_table_parameters * (not model.tied_embeddings)
-    parts = (gradient_bytes(job) * part / ranks for part in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
+    shares = np.where(rows.sharding == UNSHARDED, 1, ranks)
+    parts = (gradient_bytes(job) * part / shares for part in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
     beside = (last - released) * (
         not facts.by_unit
     )  # what comes with the last layer is not there beside the first ones
@@ -260,6 +281,7 @@ def fixed_bytes(
     updated = _updated(context, rows, held)
     copied = weight_bytes(job) * facts.by_unit * np.isin(rows.sharding, (ZERO1, ZERO2))[:, None]
     bare = (copied + update_copy_width(job) * (1.0 - rows.offload)[:, None]) * updated
+    bare = bare + late * (rows.sharding == UNSHARDED)[:, None]
     arriving = np.broadcast_to(state.arriving, state.weights.shape)[:, -1]
     reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1], arriving)
     head = units.head + before_logits

@@ -22,7 +22,7 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import frozen_part, micro_batches, moved_in_passes, once_a_step, summed_at_last
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import SINGLE, trained_share
+from shardwright.cost.memory.sizes import SINGLE, summed_bytes, trained_share
 from shardwright.cost.network.collectives import (
     Fabric,
     Group,
@@ -333,7 +333,7 @@ def exposed_tails(
     """
     trained, widths = trained_share(model, job), widths_of(job)
     sums, gathers = (column[:, None] for column in once_a_step(job, rows))
-    reduce = (widths.gradient_reduction * trained * once + waits) * sums
+    reduce = (summed_bytes(job, rows.sharding)[:, None] * trained * once + waits) * sums
     gather = (widths.weight_gather * trained * once + waits) * gathers
     apart = rows.zero_bubble[:, None, None]
     backward = np.where(apart, times.weights, times.backward - times.recompute)

@@ -39,7 +39,9 @@ class MemoryFacts:
     inputs and the gradients of every micro-batch of a step in memory of their own, and keeps what it gives until the
     backward pass (torch/distributed/pipelining/stage.py 2.13: `_setup_forward_recv_info`, `_create_grad_recv_info`,
     `fwd_cache`). `freed`: whether gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch
-    has them in place of activations, and weights of two layers are gathered in place of the head's. `gradients_follow`:
+    has them in place of activations, and weights of two layers are gathered in place of the head's. `buckets`: whether
+    copies sum whole gradients in buffers of their type beside them, which stay (DistributedDataParallel with
+    `gradient_as_bucket_view=False`, the default of PyTorch 2.13 and Accelerate 1.15). `gradients_follow`:
     whether under ZeRO-2 and 3 gradients go to host memory with the state that is there, in every micro-batch
     (DeepSpeed, FSDP2); `weights_follow`: whether under ZeRO-3 weights do, too, and come back for every pass (FSDP2's
     `CPUOffloadPolicy`). `host_beside`: bytes in host memory beside the state there: the gradient that its update reads,
@@ -78,6 +80,7 @@ class MemoryFacts:
     tied_once: bool
     stage_buffers: bool
     freed: bool
+    buckets: bool
     gradients_follow: bool
     weights_follow: bool
     host_beside: float

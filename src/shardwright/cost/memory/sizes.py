@@ -27,9 +27,9 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 @record
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
-    `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
-    `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
-    gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
+    `gathered` are those of layers that are gathered for their passes; `ending` are gradients that the update ends where
+    `MemoryFacts` says so, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing`
+    are gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
     then. Beside gradients that stay whole until the last micro-batch they are the sum's copy of the layer. `arriving`
     are weights of a layer as they come, in a buffer, which FSDP2 keeps until those of the next one are copied out of
     theirs (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`).
@@ -44,7 +44,7 @@ class StateBytes:
     resharded: Floats
     closing: Floats
     arriving: Floats
-    sharded_gradients: Floats
+    ending: Floats
     in_host: Floats
 
 
@@ -136,7 +136,8 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
     staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | by_layer, 0.5, 1.0) * leaving
     waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
     beside = np.where(unsharded & by_layer, 0.0, leaving)  # whole ones are there already, and leave as they are summed
-    gradients = np.where(sharding >= ZERO2, staying + waiting + beside, gradient * total)
+    summed = facts.buckets & (sharding == UNSHARDED) & (dense_ranks > 1.0)
+    gradients = np.where(sharding >= ZERO2, staying + waiting + beside, gradient * total * (1.0 + summed))
     on_their_way = opened * (sharding == ZERO3) + beside * (sharding >= ZERO2)
     apart = trained_share(model, job) * ends_width(model, job) * (not job.adapters)
     away = elsewhere(job, held.tied)
@@ -150,7 +151,7 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
         resharded=resharded,
         closing=np.where(by_layer & (sharding >= ZERO2), leaving, 0.0),
         arriving=by_layer * (sharding >= ZERO2) * 0.5 * opened,
-        sharded_gradients=staying * (sharding >= ZERO2),
+        ending=np.where(sharding >= ZERO2, staying, gradient * total),
         in_host=offload * (optimizer + facts.host_beside * updated)
         + weights_away * (shard - scales)
         + paged_width(job) * updated
@@ -233,6 +234,13 @@ def gradient_bytes(job: Job) -> float:
     return 2.0 if narrow else memory_facts(job.framework).gradient
 
 
+def summed_bytes(job: Job, sharding: Array | int) -> Floats:
+    """Return the bytes in which the gradient of a trained weight is summed over ranks: whole ones are as they are kept
+    where they have buckets (`MemoryFacts`)."""
+    whole = memory_facts(job.framework).buckets & (sharding == UNSHARDED)
+    return np.where(whole, gradient_bytes(job), widths_of(job).gradient_reduction)
+
+
 def copied_bytes(model: Model, job: Job) -> tuple[float, float]:
     """Return the bytes that the weight and the gradient of a parameter take once more where a rank keeps it twice."""
     return (frozen_bytes(job) or weight_bytes(job)), trained_share(model, job) * gradient_bytes(job)
@@ -254,7 +262,7 @@ def least_state_bytes(model: Model, job: Job, ranks: Ints, everything: Array, *,
         split = StateSplit(sharding=np.full(1, sharding), dense_ranks=ranks, offload=1.0)
         of_layers, of_ends = parameter_bytes(model, job, split)
         weights = np.minimum(of_layers.weights, of_ends.weights)
-        late = 0.0 if gradients or not memory_facts(job.framework).freed else of_ends.sharded_gradients
+        late = 0.0 if gradients or not memory_facts(job.framework).freed else of_ends.ending
         return np.asarray(weights + of_ends.gradients - late)  # those of layers may have adapters' besides
 
     whole, cut = (by_number(ranks, partial(kept, sharding)) for sharding in (ZERO1, ZERO3))

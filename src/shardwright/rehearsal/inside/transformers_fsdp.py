@@ -41,7 +41,9 @@ WHY_PRODUCT = (
     "(backends/cuda/ops.py: _dequant_linear_fallback)"
 )
 BUCKETS = "order of buckets"
-WHY_BUCKETS = "gradients are summed in the buckets of the first step, which others replace by as many bytes in the second"
+WHY_BUCKETS = (
+    "gradients are summed in the buckets of the first step, which others replace by as many bytes in the second"
+)
 SCALES = 256  # that share one: quantize_4bit of bitsandbytes/functional.py
 
 
@@ -205,7 +207,9 @@ def _replicated(model: Any, shims: dict[str, str], meter: Meter) -> Any:
     parallel: Any = importlib.import_module("torch.nn.parallel.distributed")
     parallel._verify_param_shape_across_processes = parallel._sync_module_states = lambda *_, **__: None
     replicated = parallel.DistributedDataParallel(model, device_ids=[0], output_device=0)
-    replicated.register_comm_hook(None, lambda _, bucket: _all_reduced(bucket))  # a fake process group's future has no result
+    replicated.register_comm_hook(
+        None, lambda _, bucket: _all_reduced(bucket)
+    )  # a fake process group's future has no result
     replicated.reducer = _Reducer(replicated.reducer)
     replicated.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)
     meter.label(torch.distributed.group.WORLD, "gradient")

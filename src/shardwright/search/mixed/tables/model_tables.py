@@ -25,6 +25,7 @@ from shardwright.cost.memory.sizes import (
     head_bytes,
     parameter_bytes,
     room_for_tensors,
+    summed_bytes,
     trained_share,
     whole_units,
 )
@@ -89,7 +90,7 @@ def _traffic(sharing: Sharing, model: Model, job: Job) -> dict[str, Any]:
     """Return what of gradients and weights travels once an iteration, and beside which part of a pass."""
     widths, trained, sharded = widths_of(job), trained_share(model, job), sharing.sharding != UNSHARDED
     return {
-        "reduced_bytes": trained * widths.gradient_reduction * (1.0 if sharded else 2.0),  # summed and spread again
+        "reduced_bytes": trained * float(summed_bytes(job, sharing.sharding)) * (1.0 if sharded else 2.0),  # and spread
         "gathered_bytes": trained * widths.weight_gather * sharded,
         "reduced_beside": BUCKET_SHARE * sharing.overlap_grad,
         "gathered_beside": BUCKET_SHARE * sharing.overlap_param,
