@@ -96,7 +96,7 @@ def test_frozen_weights_are_kept_once_as_they_are_and_sharded_with_all_else(fram
     part = (1.0 / ranks if sharding == ZERO3 else 1.0) + both / ranks
     scales = WHOLE_BYTES[frozen]
     assert held.weights == pytest.approx((width - scales) * part + scales, abs=2.001 * share)
-    assert held.gradients + held.optimizer < 20.0 * share
+    assert held.gradients + held.optimizer < 24.0 * share  # FSDP's unsharded gradients are there twice, in buckets
     assert ends.weights == pytest.approx(2.0 * part, abs=1e-12) and ends.gradients + ends.optimizer == 0.0
 
 
@@ -175,7 +175,7 @@ def test_a_quantised_matrix_is_wide_while_it_is_computed_with(framework):
     """Where operators run one by one it is gone when gradients of two tensors of the block's width live together, which
     counts without it: it has the place of one, 512 tokens long."""
     of = replace(LORA, framework=framework)
-    lora, qlora = (of_rank(replace(of, adapter=Adapter(frozen=kind))) for kind in ("16-bit", "nf4"))
+    lora, qlora = (of_rank(replace(of, adapter=Adapter(frozen=kind)), sharding=ZERO3) for kind in ("16-bit", "nf4"))
     alone = 512 if framework == "fsdp" else 0
     assert qlora.activations - lora.activations == pytest.approx(2 * (1024 - alone) * 4096)
 

@@ -49,7 +49,7 @@ def more(term: str, row: dict[str, object], **asked: object) -> float:
 @pytest.mark.parametrize(
     ("sharding", "weight", "gradient", "state", "frozen"),
     [
-        (UNSHARDED, 2.0, 4.0, 12.0, 2.0),
+        (UNSHARDED, 2.0, 2 * 4.0, 12.0, 2.0),  # and buckets of DistributedDataParallel
         (ZERO1, 2.0, 4.0, 12.0 / RANKS, 2.0),
         (ZERO2, 2.0, 4.0 / RANKS, 12.0 / RANKS, 2.0 + 2.0 / RANKS),  # FSDP2's shards, too
         (ZERO3, 0.0, 4.0 / RANKS, 12.0 / RANKS, 2.0 / RANKS),

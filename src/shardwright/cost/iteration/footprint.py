@@ -38,6 +38,7 @@ from shardwright.cost.memory.sizes import (
     room_for_tensors,
     state_bytes,
     tied_unit_bytes,
+    under_autocast,
     weight_bytes,
     whole_answers,
     whole_units,
@@ -190,16 +191,16 @@ def kept_activations(context: Context, rows: Strategies, shards: LayerRows, star
     if memory_facts(context.job.framework).stage_buffers:
         kept = kept + shards.table.boundary[shards.row][:, None] * _outputs_beyond_inputs(context.job, kept.shape[1])
     kept[:, -1] += shards.table.before_logits[shards.row] * _put_off(context.job, rows, count)
-    kept[:, -1] += _autocast(context, rows)[0]
+    kept = kept + _autocast(context, rows)[0][:, None] * np.diff(starts, axis=1) / context.layer_count
     kept = np.maximum(kept, 0.0)  # what layers do not keep before all adapters is the embedding's, which may be alone
     return np.asarray(per_rank(kept, int(rows.vpp[0])))
 
 
 def _autocast(context: Context, rows: Strategies) -> tuple[Floats, Floats]:
     """Return what a micro-batch leaves, and what lives beside that while a layer runs backward, beyond the formulas
-    where weights are whole and some in fp32 (`autocast_bytes`), [N] each. That is without a pipeline."""
+    where weights are whole and some in fp32 (`autocast_bytes`), [N] each, of all layers."""
     job, layers = context.job, context.layer_count
-    wide = memory_facts(job.framework).buckets and (job.masters or job.adapters) and job.precision != "fp32"
+    wide = under_autocast(job) or (memory_facts(job.framework).buckets and job.adapters)
     elements = rows.micro_batch * job.sample_tokens / rows.cp * context.model.hidden * (rows.sharding == UNSHARDED)
     uniform, block = rows.recompute == UNIFORM, rows.recompute == BLOCK
     again = np.where(uniform, layers, np.where(block, np.minimum(rows.recompute_layers, layers), 0))
@@ -281,10 +282,13 @@ def fixed_bytes(
     updated = _updated(context, rows, held)
     copied = weight_bytes(job) * facts.by_unit * np.isin(rows.sharding, (ZERO1, ZERO2))[:, None]
     bare = (copied + update_copy_width(job) * (1.0 - rows.offload)[:, None]) * updated
-    bare = bare + late * (rows.sharding == UNSHARDED)[:, None]
+    bare = bare + (late - state.resharded) * (rows.sharding == UNSHARDED)[:, None]
     arriving = np.broadcast_to(state.arriving, state.weights.shape)[:, -1]
     reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1], arriving)
-    head = units.head + before_logits
+    # Copies of weights that run again are gone when the logits run backward, of which the forward pass has less.
+    gone = np.where((rows.recompute == UNIFORM) & (rows.sharding == UNSHARDED), state.resharded[:, -1], 0.0)
+    forward = units.head * (1.0 - widths_of(job).logit / facts.logit)
+    head = np.where(gone > 0.0, np.maximum(units.head - gone, forward), units.head) + before_logits
     if facts.freed and (job.loss == "tiled" or whole_answers(job)):
         head = scored_head_bytes(model, job, rows, arriving, elements[:, 0], before_logits)
     open_weights, open_gradients = (part[:, None] for part in tied_unit_bytes(model, job, rows))

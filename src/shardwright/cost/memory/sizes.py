@@ -28,9 +28,9 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
     `gathered` are those of layers that are gathered for their passes; `ending` are gradients that the update ends where
-    `MemoryFacts` says so, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing`
-    are gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
-    then. Beside gradients that stay whole until the last micro-batch they are the sum's copy of the layer. `arriving`
+    `MemoryFacts` says so, and weights that a backward pass leaves sharded, or in fp32 alone, layer by layer, are
+    `resharded`. `closing` are gradients of one more layer where a layer's backward pass ends: under FSDP2 those before
+    it are on their way by then. Beside gradients that stay whole until the last micro-batch they are the sum's copy of the layer. `arriving`
     are weights of a layer as they come, in a buffer, which FSDP2 keeps until those of the next one are copied out of
     theirs (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`).
     `in_host` are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that
@@ -129,7 +129,8 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     reference, reference_away = _reference_bytes(job, split, parameters, kept)
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
-    resharded, by_layer = kept_too * whole, facts.freed & (facts.shard_weight == 0.0)
+    resharded = (kept_too | (under_autocast(job) & (sharding == UNSHARDED))) * whole
+    by_layer = facts.freed & (facts.shard_weight == 0.0)
     whole = whole + kept_too * (shard - scales - sharded * own_shard * (job.masters and not full))
     weights = np.where(sharding == ZERO3, shard - weights_away * (shard - scales) + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
@@ -232,6 +233,12 @@ def gradient_bytes(job: Job) -> float:
         return 4.0
     narrow = job.bf16_gradients or (job.fp8_storage and not job.fp32_gradients)
     return 2.0 if narrow else memory_facts(job.framework).gradient
+
+
+def under_autocast(job: Job) -> bool:
+    """Whether whole weights are in fp32, of which autocast makes copies in 16 bits for the products of a pass: they go
+    layer by layer on its way back, or before that where all layers run again."""
+    return memory_facts(job.framework).buckets and job.masters and not job.adapters and job.precision != "fp32"
 
 
 def summed_bytes(job: Job, sharding: Array | int) -> Floats:
