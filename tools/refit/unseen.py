@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import shardwright
 from shardwright.commands import option
@@ -25,6 +25,8 @@ from shardwright.units import GIBIBYTE, GIGA, format_seconds
 FOLDER = Path(__file__).parent / "data" / "unseen"
 PAGE = Path(__file__).parents[2] / "docs" / "unseen-runs.md"
 FAR = 0.25
+FITS = (0.9, 0.01)
+ADAPTERS = ("adapter", "adapter_targets")  # settings that are the job's, no pins
 
 LEAD = """# Runs that no constant has seen
 
@@ -42,7 +44,13 @@ trainer checks and converts on the host beside them is not. CUDA graphs and hidd
 experts with plain attention (Hy3), in 16 and in 8 bits; latent attention with scores in 8 bits and AMD's newest kernels
 are faster than predicted. Runs of torchtitan without compilation are taken as PyTorch's FSDP, as those of the tables
 are; KempnerForge compiles, which FSDP's constants do not know. The two runs of Nemotron-3 Nano in 8 bits keep their
-experts in 16, which is not priced: the plan that is predicted splits sequences to fit."""
+experts in 16, which is not priced: the plan that is predicted splits sequences to fit.
+
+Fine-tuning on one GPU is near in time and memory. Two causes of what is not are known. An update of several kernels
+(AdamW of PyTorch unless it is fused) has a copy of the gradients, which the fused one, the default of transformers
+today, has not: that is the peak of runs with all weights in 16 bits, 8 to 16 % above what is predicted. FSDP 1 keeps
+more of each layer beside adapters than FSDP2, which is what is priced: up to 38 % of memory. Mixtures in transformers'
+loop over experts take 1.2 to 1.6 times as long as predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +93,20 @@ def unseen_runs(path: Path = FOLDER / "runs.csv") -> tuple[dict[str, str], ...]:
 def predicted(row: Mapping[str, str]) -> UnseenRun:
     """Return a run with its prediction. Raises SpecError for settings that no plan has."""
     precision, _, recipe = row["precision"].partition(":")
+    pins = {name: _value(value) for name, value in (pair.split("=") for pair in row["settings"].split())}
     job = shardwright.make_job(
         global_batch=int(row["global_batch"]),
         seq_len=int(row["seq_len"]),
         precision=precision,
         fp8_recipe=recipe or None,
         framework=row["framework"],
+        **{name: str(pins.pop(name)) for name in ADAPTERS if name in pins},
     )
-    pins = {name: _value(value) for name, value in (pair.split("=") for pair in row["settings"].split())}
     model = str(FOLDER / row["model"]) if row["model"].endswith(".json") else row["model"]
-    plans = shardwright.plan(model, row["cluster"], job, pins=pins, framework=row["framework"], top=1).plans
+    asked: dict[str, Any] = {"pins": pins, "framework": row["framework"], "top": 1}
+    plans = next(  # it ran, so that it fits: where nothing is sure to, whatever might
+        (plans for fit in FITS if (plans := shardwright.plan(model, row["cluster"], job, fit=fit, **asked).plans)), ()
+    )
     if not plans or plans[0].prediction is None:
         raise bad(row["name"], "has no plan", "see what `shardwright plan` says of its settings")
     prediction = plans[0].prediction
@@ -109,7 +121,11 @@ def predicted(row: Mapping[str, str]) -> UnseenRun:
         predicted_seconds=prediction.iteration_seconds,
         low=prediction.interval[0],
         high=prediction.interval[1],
-        predicted_memory=max(stage.total_bytes for stages in prediction.memory for stage in stages),
+        predicted_memory=max(
+            stage.total_bytes - stage.context_bytes * row["memory_kind"].endswith("allocated")
+            for stages in prediction.memory
+            for stage in stages
+        ),
     )
 
 
