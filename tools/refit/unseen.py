@@ -94,13 +94,14 @@ def predicted(row: Mapping[str, str]) -> UnseenRun:
     """Return a run with its prediction. Raises SpecError for settings that no plan has."""
     precision, _, recipe = row["precision"].partition(":")
     pins = {name: _value(value) for name, value in (pair.split("=") for pair in row["settings"].split())}
+    adapters: dict[str, Any] = {name: str(pins.pop(name)) for name in ADAPTERS if name in pins}
     job = shardwright.make_job(
         global_batch=int(row["global_batch"]),
         seq_len=int(row["seq_len"]),
         precision=precision,
         fp8_recipe=recipe or None,
         framework=row["framework"],
-        **{name: str(pins.pop(name)) for name in ADAPTERS if name in pins},
+        **adapters,
     )
     model = str(FOLDER / row["model"]) if row["model"].endswith(".json") else row["model"]
     asked: dict[str, Any] = {"pins": pins, "framework": row["framework"], "top": 1}
