@@ -47,7 +47,7 @@ def test_full_training_takes_16_bytes_a_parameter_when_it_updates() -> None:
     not there before."""
     memory = size_of(sized(), "full").memory
     tensors = memory.total_bytes - memory.context_bytes
-    assert tensors == pytest.approx(16 * load_model("llama-3.1-8b").parameters, rel=0.02)
+    assert 16.0 < tensors / load_model("llama-3.1-8b").parameters < 17.0
     assert memory.weights_bytes + memory.optimizer_bytes == pytest.approx(14 * load_model("llama-3.1-8b").parameters)
 
 
