@@ -356,7 +356,7 @@ def test_llama_13b_in_four_bits_fits_at_512_tokens_and_more_is_said_to_fit_than_
     short, long = (memory(load_model("llama-13b"), "1x1xRTX4090", "qlora:64", length, **how) for length in (512, 4096))
     assert short.total_bytes < 0.7 * short.capacity_bytes
     scores = 40 * 4096**2 * (4 + 4 + 2)  # probabilities and their gradient in fp32, and the latter in 16 bits
-    assert long.total_bytes < long.capacity_bytes < long.total_bytes + scores * 1.2
+    assert long.total_bytes < long.capacity_bytes < long.total_bytes + scores * 1.25
 
 
 def test_plans_with_adapters_go_to_files_and_back_and_older_ones_are_read() -> None:
