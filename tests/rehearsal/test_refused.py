@@ -183,7 +183,9 @@ def test_fsdp_is_told_when_gradients_are_summed(sharded: Plan) -> None:
     assert asked_of == [False, True] and not tuple(TRAINERS["fsdp"].limits(kept))
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Options) if field.name != "gradient_sync"])
+@pytest.mark.parametrize(
+    "name", [field.name for field in fields(Options) if field.name not in ("gradient_sync", "master_weights")]
+)
 def test_fsdp_is_not_told_of_options(sharded: Plan, name: str) -> None:
     options = replace(sharded.job.options, **{name: "anything"})
     assert tuple(TRAINERS["fsdp"].limits(replace(sharded, job=replace(sharded.job, options=options))))

@@ -30,9 +30,9 @@ class StateBytes:
     `gathered` are those of layers that are gathered for their passes; `ending` are gradients that the update ends where
     `MemoryFacts` says so, and weights that a backward pass leaves sharded, or in fp32 alone, layer by layer, are
     `resharded`. `closing` are gradients of one more layer where a layer's backward pass ends: under FSDP2 those before
-    it are on their way by then. Beside gradients that stay whole until the last micro-batch they are the sum's copy of the layer. `arriving`
-    are weights of a layer as they come, in a buffer, which FSDP2 keeps until those of the next one are copied out of
-    theirs (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`).
+    it are on their way by then. Beside gradients that stay whole until the last micro-batch they are the sum's copy of
+    the layer. `arriving` are weights of a layer as they come, in a buffer, which FSDP2 keeps until those of the next
+    one are copied out of theirs (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`).
     `in_host` are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that
     is paged.
     """
