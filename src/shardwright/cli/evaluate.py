@@ -155,7 +155,7 @@ def _answer(
     if json:
         from shardwright.reports.documents.ranking import evaluation_document
 
-        return result, json_text(evaluation_document(result, problems, origin, rungs))
+        return result, json_text(evaluation_document(result, problems, origin, rungs, wanted.measured))
     from shardwright.reports.text.evaluation import evaluation_text
 
     return result, evaluation_text(result, problems, origin, terminal_width(), rungs, wanted.measured)

@@ -105,9 +105,9 @@ def from_document(document: object, name: str = "plan") -> Plan:
     return plan
 
 
-def save(plan: Plan, path: Path) -> None:
+def save(plan: Plan, path: Path | str) -> None:
     """Write the plan file of `plan` to `path`, whole or not at all. Raises SpecError where that fails."""
-    write_atomically(path, dumps(plan))
+    write_atomically(Path(path), dumps(plan))
 
 
 def load_plan(source: str | Path) -> Plan:

@@ -50,7 +50,7 @@ class Tool:
 @record
 class Toolbox:
     """Tools, and a module's function that answers: `ask(name, arguments, folder)` runs a tool in a folder and returns
-    `{"document": …}` or `{"errors": […]}`."""
+    `{"document": …, "notes": […]}` or `{"errors": […]}`."""
 
     tools: Sequence[Tool]
     ask: Callable[[str, Mapping[str, Any], str], Answer]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,6 +38,7 @@ from shardwright.serving.worker import Question, asked, once, prepare
 from shardwright.spec.text.reading import parse_json
 
 OPENAPI = "/openapi.json"
+NOTES = "Shardwright-Notes"  # what a command says beside its document, as a JSON list in ASCII
 MOST_BYTES = 16_384  # of a question of the page
 MOST_AT_ONCE = 4  # searches
 PATIENCE_SECONDS = 10.0  # for a question to arrive, and for a free place among the searches
@@ -174,7 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
             for answer in self._answers(once, question):
                 refused = "errors" in answer
                 document = answer if refused else answer["document"]
-                self._send_json(document, HTTPStatus.UNPROCESSABLE_ENTITY if refused else HTTPStatus.OK)
+                status = HTTPStatus.UNPROCESSABLE_ENTITY if refused else HTTPStatus.OK
+                self._send_json(document, status, notes=answer.get("notes", ()))
 
     def _answers(self, question: Question, fields: object) -> Iterator[Answer]:
         """Yield answers until they end, time is up, or the other side closes its connection."""
@@ -196,14 +198,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _server(self) -> Server:
         return cast("Server", self.server)
 
-    def _send_json(self, document: object, status: int) -> None:
-        self._send("application/json", json.dumps(document, ensure_ascii=False).encode(), status=status)
-
-    def _send(self, kind: str, content: bytes, *, name: str = "", status: int = HTTPStatus.OK) -> None:
-        self._head(kind, name=name, length=len(content), status=status)
+    def _send_json(self, document: object, status: int, notes: Sequence[str] = ()) -> None:
+        content = json.dumps(document, ensure_ascii=False).encode()
+        self._head("application/json", length=len(content), status=status, notes=notes)
         self.wfile.write(content)
 
-    def _head(self, kind: str, *, name: str = "", length: int | None = None, status: int = HTTPStatus.OK) -> None:
+    def _send(self, kind: str, content: bytes, *, name: str = "") -> None:
+        self._head(kind, name=name, length=len(content))
+        self.wfile.write(content)
+
+    def _head(
+        self,
+        kind: str,
+        *,
+        name: str = "",
+        length: int | None = None,
+        status: int = HTTPStatus.OK,
+        notes: Sequence[str] = (),
+    ) -> None:
         self.send_response(status)
         headers = {
             "Content-Type": kind,
@@ -211,6 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             **SAFE,
             "Content-Length": None if length is None else str(length),
             "Content-Disposition": f'attachment; filename="{name}"' if name else None,
+            NOTES: json.dumps(notes) if notes else None,
         }
         for field, value in stated(headers).items():
             self.send_header(field, value)
