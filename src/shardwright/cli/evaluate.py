@@ -126,7 +126,7 @@ class Requirements:
 def seconds_of(text: str | None) -> float | None:
     """Return the seconds of `15.6s` or `15.6`. Raises SpecError for anything else."""
     try:
-        value = float(text.removesuffix("s")) if text else None
+        value = None if text is None else float(text.removesuffix("s"))
     except ValueError:
         value = 0.0
     if value is not None and not 0.0 < value < float("inf"):

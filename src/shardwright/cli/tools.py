@@ -95,9 +95,10 @@ def answer(name: str, arguments: Mapping[str, Any], folder: str) -> Answer:
         sys.addaudithook(_keeper(folder))
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(remarks):
             app(args=words, prog_name="shardwright", standalone_mode=False)
+        text = printed.getvalue() or Path(str(arguments["out"])).read_text(encoding="utf-8")  # of `diagnose`
     except (SpecError, ClickException, OSError) as error:
         return error_answer(SpecError(*problems_of(error)))
-    return {"document": json.loads(printed.getvalue()), "notes": remarks.getvalue().splitlines()}
+    return {"document": json.loads(text), "notes": remarks.getvalue().splitlines()}
 
 
 def _command(name: str) -> click.Command:
@@ -148,6 +149,8 @@ def _words(name: str, arguments: Mapping[str, Any]) -> list[str]:
             raise bad(key, f"is no parameter of {name}", suggestion(key, (*known, "files")))
         parameter = known[key]
         values = value if isinstance(value, list) else [value]
+        if any("\0" in item for item in values if isinstance(item, str)):
+            raise bad(key, "has a character of the number 0", "leave it out")
         if (isinstance(value, list) and not _several(parameter)) or any(isinstance(v, list | dict) for v in values):
             raise bad(key, "is of another kind", f"give {_schema(parameter)['type']}")
         if isinstance(parameter, click.Option) and parameter.is_flag:
