@@ -16,8 +16,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.cli.running import succeeded
@@ -86,13 +87,18 @@ def worked_through(page: str, folder: Path, *, trains: bool) -> Mapping[Words, s
     with contextlib.chdir(folder):
         for program, *arguments in commands(page):
             if program == "shardwright" and (arguments[0] != "train" or "--dry-run" in arguments):
-                shown[tuple(arguments)] = printed(tuple(arguments))
+                shown[tuple(arguments)] = printed(tuple(arguments) if trains else _without_data(arguments))
             elif trains:
                 start = ["-m", "shardwright"] if program == "shardwright" else []
                 shown[tuple(arguments)] = _merged([sys.executable, *start, *arguments])
             elif program == "shardwright":
-                printed((*arguments, "--dry-run"))
+                printed((*_without_data(arguments), "--dry-run"))
     return shown
+
+
+def _without_data(arguments: Sequence[str]) -> Words:
+    """Return a command without the data that it names, which are not there where nothing is made."""
+    return tuple(word for before, word in pairwise(("", *arguments)) if "--data" not in (before, word))
 
 
 def _merged(command: list[str]) -> str:
