@@ -16,12 +16,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from tests.cli.running import succeeded
+from tests.support.following import without_data
 
 ROOT = Path(__file__).parents[2]
 SESSIONS = (ROOT / "README.md", ROOT / "docs" / "tutorial.md")
@@ -87,18 +87,13 @@ def worked_through(page: str, folder: Path, *, trains: bool) -> Mapping[Words, s
     with contextlib.chdir(folder):
         for program, *arguments in commands(page):
             if program == "shardwright" and (arguments[0] != "train" or "--dry-run" in arguments):
-                shown[tuple(arguments)] = printed(tuple(arguments) if trains else _without_data(arguments))
+                shown[tuple(arguments)] = printed(tuple(arguments) if trains else without_data(arguments))
             elif trains:
                 start = ["-m", "shardwright"] if program == "shardwright" else []
                 shown[tuple(arguments)] = _merged([sys.executable, *start, *arguments])
             elif program == "shardwright":
-                printed((*_without_data(arguments), "--dry-run"))
+                printed((*without_data(arguments), "--dry-run"))
     return shown
-
-
-def _without_data(arguments: Sequence[str]) -> Words:
-    """Return a command without the data that it names, which are not there where nothing is made."""
-    return tuple(word for before, word in pairwise(("", *arguments)) if "--data" not in (before, word))
 
 
 def _merged(command: list[str]) -> str:

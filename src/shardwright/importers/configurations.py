@@ -165,8 +165,8 @@ def _of_these_gpus(fields: Mapping[Fields, Any], question: Question) -> Mapping[
     unable = [pool.gpu.name for pool in question.cluster.pools if not computes(pool.gpu, "bf16")]
     if not unable or first(fields, "bf16") not in (None, "auto") or first(fields, "bfloat16") is True:
         return fields
-    told = "recent releases of PyTorch say that it has, and emulate it: write fp16: true"
-    question.notes.append(f"bf16: auto is read as fp16, as {unable[0]} has no bf16; {told}")
+    remedy = "recent releases of PyTorch say that it has, and emulate it: write fp16: true"
+    question.notes.append(f"bf16: auto is read as fp16, as {unable[0]} has no bf16; {remedy}")
     return {("fp16",): True, **without(fields, ("bf16",)), ("bf16",): False}
 
 
