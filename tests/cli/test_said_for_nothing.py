@@ -94,3 +94,23 @@ def test_a_run_is_a_step_at_least(option: str, value: str) -> None:
     question = ["plan", "--model", "gpt2", "--cluster", "1x2xA100-SXM-40", "--global-batch", "8", "--seq-len", "512"]
     assert "are less than a step, which takes 4,096" in refused(run([*question, option, value]))
     assert succeeded([*question, "--steps", "1"]).out
+
+
+def test_what_a_command_printed_is_no_plan_file_and_a_plan_file_is_no_launch() -> None:
+    question = ["plan", "--model", "gpt2", "--cluster", "1x2xA100-SXM-40", "--global-batch", "8", "--seq-len", "512"]
+    Path("ranking.json").write_text(succeeded([*question, "--json"]).out, encoding="utf-8")
+    Path("checked.json").write_text(succeeded(["check", "plan.json", "--json"]).out, encoding="utf-8")
+    for command in ("evaluate", "check", "draw", "export --to megatron"):
+        name, *more = command.split()
+        assert "is what a command printed, not a plan file" in refused(run([name, "ranking.json", *more]))
+    assert "is a plan file, not a launch" in refused(run(["evaluate", "--launch", "plan.json", *WHERE[2:]]))
+    assert "has no page" in refused(run(["report", "checked.json", "-o", "page.html"]))
+    assert succeeded(["report", "ranking.json", "-o", "page.html"]).code == 0
+
+
+def test_a_page_that_cannot_have_a_profile_or_fewer_machines_refuses_them() -> None:
+    Path("evaluation.json").write_text(succeeded(["evaluate", "plan.json", "--json"]).out, encoding="utf-8")
+    page = ["report", "evaluation.json", "-o", "page.html"]
+    assert "--profile: goes with plan files" in refused(run([*page, "--profile", "missing.json"]))
+    assert "--fewer: is of one plan" in refused(run([*page, "--fewer"]))
+    assert "--fewer: is of one plan" in refused(run(["report", "plan.json", "plan.json", "--fewer", "-o", "page.html"]))

@@ -85,6 +85,8 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
     sections = {path[0] for path in fields}
     if ending == ".toml":
         return of_torchtitan(fields, None, question)
+    if sections >= {"replicas", "cluster", "job"}:
+        raise bad(question.name, "is a plan file, not a launch", "give it without --launch, as it is")
     if sections >= NANOTRON:
         raise bad(
             question.name, "is a configuration of nanotron, which is not read", "describe the plan in a plan file"

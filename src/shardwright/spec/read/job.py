@@ -138,7 +138,7 @@ def make_job(
     if job.tokens is not None and job.tokens < job.tokens_per_iteration:
         said = "tokens" if steps is None else "steps"
         message = f"{job.tokens:,.0f} tokens are less than a step, which takes {job.tokens_per_iteration:,}"
-        raise bad(said, message, "give a step or more, or leave it out for the time of a step alone")
+        raise bad(said, message, "give a step or more")
     return job
 
 
