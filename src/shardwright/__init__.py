@@ -12,8 +12,20 @@ The public names stand in `__init__.pyi`; each is loaded when it is first used:
 
 from __future__ import annotations
 
+from types import FunctionType
+
 import lazy_loader
 
 __version__ = "0.3.0.dev0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    loaded = _load(name)
+    if not isinstance(loaded, FunctionType):
+        return loaded
+    from shardwright.calls import checked
+
+    globals()[name] = checked(loaded)
+    return globals()[name]

@@ -66,9 +66,16 @@ def given() -> frozenset[str]:
 
 
 class HeadedOption(click.Option):
-    """An option, and the heading that it stands under in help."""
+    """An option, and the heading that it stands under in help. An empty text is no value of it: a shell's variable that
+    is not set is not taken for what is usual."""
 
     heading = "Options"
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return the value as its type. Raises BadParameter where it is empty."""
+        if self.default != "" and "" in (value if isinstance(value, list | tuple) else (value,)):
+            raise click.BadParameter("is empty: write a value, or leave the option out", ctx, self)
+        return super().type_cast_value(ctx, value)
 
 
 class GroupedCommand(click.Command):

@@ -52,13 +52,6 @@ def reject(problems: Iterable[Problem]) -> None:
         raise SpecError(*wrong)
 
 
-def require(name: str, value: object, kind: type, made_by: str) -> None:
-    """Raise SpecError where an argument of a call is of another type, often the name of what is meant."""
-    if not isinstance(value, kind):
-        message = f"{value!r:.60} is no {kind.__name__}"
-        raise bad(f"`{name}=`", message, f"shardwright.{made_by} makes one")
-
-
 def slip_of(word: str, known: Iterable[str]) -> str | None:
     """Return the known name that `word` surely is but for a slip, None where it may be a name of its own."""
     return next(iter(_near(word, sorted(known), 1, SURE_SLIP)), None)

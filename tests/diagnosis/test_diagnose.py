@@ -223,7 +223,7 @@ def test_padding_is_the_run_of_one_token_at_the_end(tmp_path: Path) -> None:
     samples = np.random.default_rng(0).integers(1, 100, size=(50, 20))
     samples[:, 15:] = 0
     (tmp_path / "a.bin").write_bytes(samples.astype("<u2").tobytes())
-    (tmp_path / "a.json").write_text(json.dumps({"dtype": "uint16"}))
+    (tmp_path / "a.json").write_text(json.dumps({"dtype": "uint16", "tokens": 1000, "vocab": 100}))
     padding = padding_of(tmp_path / "a.bin", 20)
     assert padding.share == pytest.approx(0.25)
     assert (padding.token, padding.samples) == (0, 50)

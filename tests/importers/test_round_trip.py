@@ -114,8 +114,14 @@ def came_back(plan: Plan, target: str, main: str = "run.sh") -> Plan:
         folder = Path(name)
         for file, text in shardwright.export(plan, target).files.items():
             (folder / file).write_text(text, encoding="utf-8")
-        environment = ENVIRONMENT | dict.fromkeys(USERS, "1")
-        return plan_from_launch(folder / main, environment=environment).plan
+        return plan_from_launch(folder / main, environment=named_in(folder / main)).plan
+
+
+def named_in(path: Path) -> dict[str, str]:
+    """Return the user's own variables that a script names."""
+    text = path.read_text(encoding="utf-8")
+    values = ENVIRONMENT | dict.fromkeys(USERS, "1")
+    return {name: value for name, value in values.items() if name in text}
 
 
 def expected(plan: Plan, read: Plan, target: str) -> Plan:
@@ -237,7 +243,9 @@ def test_a_script_is_read_on_other_machines_where_they_are_given(text: str) -> N
         for file, said in shardwright.export(plan, "deepspeed").files.items():
             (Path(name) / file).write_text(said, encoding="utf-8")
         cluster = shardwright.load_cluster("1x8xA100-SXM-80")
-        read = plan_from_launch(Path(name) / "run.sh", cluster=cluster, seq_len=1024, environment=ENVIRONMENT)
+        read = plan_from_launch(
+            Path(name) / "run.sh", cluster=cluster, seq_len=1024, environment=named_in(Path(name) / "run.sh")
+        )
     assert (read.plan.cluster, read.plan.job.seq_len) == (cluster, 1024)
     assert read.notes[0] == "taken from the file's own words to `evaluate`: llama-3.1-8b"
 

@@ -57,7 +57,7 @@ def test_the_commands_take_it(file: Path, tmp_path: Path) -> None:
     assert run(["draw", str(file), "-o", str(picture)]).code == 0
     assert "4 × 11 rows, 6 micro-batches" in picture.read_text(encoding="utf-8")
     assert "runs each unit" in page.read_text(encoding="utf-8") and '["wave","unit"]' in page.read_text("utf-8")
-    shown = run(["train", str(file), "--dry-run", "--device", "cpu", "--data", "none.bin"])
+    shown = run(["train", str(file), "--dry-run"])
     assert "keeps      14 of 100 parts" in shown.out and "6 micro-batches of 2 and 1" in shown.out
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import shlex
 import time
 import zipfile
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from functools import partial
 from http.client import HTTPConnection
 
 import pytest
-from tests.serving.what_if import SMALL, answers, ask
+from tests.cli.running import answered
+from tests.serving.what_if import SMALL, answers, ask, served
 
+from shardwright.cli.tools import toolbox
 from shardwright.cost.calibrate import Measured, calibrate
 from shardwright.plans.document import dumps, from_document
 from shardwright.serving.answers import Answer, plan_figures
@@ -169,12 +172,31 @@ def test_an_answer_that_takes_too_long_is_an_error() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("change", [{}, {"framework": "fsdp"}, {"objective": "cost", "precision": "fp8"}])
+def test_the_command_at_the_end_prints_the_figures_of_the_page(change: dict[str, object]) -> None:
+    fields = {"model": "llama-3.1-8b", "cluster": "1x8xH100-SXM", "global_batch": 64, "seq_len": 4096, "tokens": "1B"}
+    (last,) = [answer for answer in steps({**fields, **change}) if answer["step"] == "best"]
+    program, *words = shlex.split(last["command"])
+    assert program == "shardwright" and words[-2:] == ["--out", "plan.json"]
+    plan = answered([*words[:-2], "--json"])["plans"][0]
+    assert plan["prediction"]["iteration_seconds"] == last["figures"]["iteration_seconds"]
+
+
+@pytest.mark.parametrize("body", [b"[]", b"3", b"null", b'"x"', b"{"])
+def test_a_tool_is_asked_by_an_object_alone(body: bytes) -> None:
+    with served(toolbox()) as running:
+        response = ask(running, "/api/gpus", body)
+        assert response.status == (400 if body == b"{" else 422)
+        assert json.loads(response.read())["errors"][0]["message"]
+
+
 def test_plans_on_the_site_of_a_calibration_are_moved_everywhere() -> None:
     fields = {"model": "llama-3.1-8b", "cluster": "1x8xH100-SXM", "global_batch": 64, "seq_len": 4096}
     best = planned(plan_request(fields), top=1).best
     ran = Measured(plan=best, seconds=1.3 * best.iteration_seconds, name="run")
     site = calibrate([ran])
-    (last,) = [answer for answer in steps(fields, site) if answer["step"] == "best"]
+    (last,) = [answer for answer in steps(fields, site, "my site.json") if answer["step"] == "best"]
+    assert "--calibration 'my site.json'" in last["command"]
     assert 1.15 < last["figures"]["iteration_seconds"] / best.iteration_seconds < 1.3
     assert "calibrated on 1 run of yours" in last["key_figures"]
     (file,) = download(fields | {"to": "plan"}, site)

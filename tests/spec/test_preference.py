@@ -24,7 +24,10 @@ def test_other_names(text: str, loss: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("grpo", "unknown loss"),
+        ("grpo", "out of scope"),
+        ("PPO", "out of scope"),
+        ("online-dpo", "out of scope"),
+        ("hinge", "unknown loss"),
         ("", "unknown loss"),
         ("dpo:later", "says 'later' of the reference"),
         ("orpo:precomputed", "has no reference"),

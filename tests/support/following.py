@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from tests.cli.running import Outcome, run
@@ -19,13 +20,18 @@ def next_command(out: str) -> list[str]:
     return [] if "`" in after else shlex.split(after.rpartition("shardwright ")[2])
 
 
+def without_data(words: Sequence[str]) -> tuple[str, ...]:
+    """Return a command without the data that it names, which are not there where nobody made them."""
+    return tuple(word for before, word in pairwise(("", *words)) if "--data" not in (before, word))
+
+
 def followed(out: str, folder: Path) -> Iterator[tuple[list[str], Outcome]]:
     """Yield each command that follows from a first screen, with what it answers in a folder: the next one, and where
     that exports, those that read its files back."""
     words, before = next_command(out), Path.cwd()
     try:
         os.chdir(folder)
-        yield words, run([*words, "--dry-run"] if words[0] == "train" else words)
+        yield words, run([*without_data(words), "--dry-run"] if words[0] == "train" else words)
         if words[0] == "export":
             place = Path(words[words.index("-o") + 1])
             os.chdir(place if place.is_dir() else place.parent)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
-from shardwright.cli.inputs import read_launch
+from shardwright.cli.inputs import read_launch, require_no_launch
 from shardwright.cli.measurements import Profiles, read_measurements
 from shardwright.cli.output import note, progress, terminal_width, write, write_json
 from shardwright.commands import argument, option
@@ -76,6 +76,8 @@ def calibrate(
     require_writable(out, [*runs, *plan, *launch, *profile], json=json)
     if plan and launch:
         raise bad("--launch", "cannot stand beside --plan", "give the one that the runs ran")
+    if not launch:
+        require_no_launch(launched)
     plans = [load_plan(path) for path in plan]
     plans += [_launched(path, launched) for path in launch]
     measurements = read_measurements(profile)
@@ -117,6 +119,8 @@ def _read(runs: Sequence[str], plans: Sequence[Plan]) -> Read:
         raise bad(
             "--plan", f"there are {len(plans)} for {len(runs)} runs", "give one for each run, in order, or one for all"
         )
+    if plans and all(kept):
+        raise bad("--plan", "each run has its own plan in its folder", "leave it out, as --launch")
     measured, states, notes = [], {}, []
     for place, name in enumerate(runs):
         ran = kept[place] or (plans[place] if len(plans) > 1 else plans[0] if plans else None)

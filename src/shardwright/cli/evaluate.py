@@ -126,7 +126,7 @@ class Requirements:
 def seconds_of(text: str | None) -> float | None:
     """Return the seconds of `15.6s` or `15.6`. Raises SpecError for anything else."""
     try:
-        value = float(text.removesuffix("s")) if text else None
+        value = None if text is None else float(text.removesuffix("s"))
     except ValueError:
         value = 0.0
     if value is not None and not 0.0 < value < float("inf"):
@@ -155,7 +155,7 @@ def _answer(
     if json:
         from shardwright.reports.documents.ranking import evaluation_document
 
-        return result, json_text(evaluation_document(result, problems, origin, rungs))
+        return result, json_text(evaluation_document(result, problems, origin, rungs, wanted.measured))
     from shardwright.reports.text.evaluation import evaluation_text
 
     return result, evaluation_text(result, problems, origin, terminal_width(), rungs, wanted.measured)

@@ -9,7 +9,7 @@ from click.exceptions import Exit
 from shardwright.cli import completion, options
 from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.output import terminal_width, write, write_json
-from shardwright.commands import argument, option
+from shardwright.commands import argument, given, option
 from shardwright.errors import bad
 
 USUAL_SEQ_LEN = 2048
@@ -91,6 +91,8 @@ def fit(
     sized = load_model(model, accept_guess=accept_guess)
     if (gpu is None) == (cluster is None):
         raise bad("--gpu", "exactly one of --gpu and --cluster must be given", "e.g. --gpu RTX3090")
+    for name in sorted({"gpus", "nodes"} & given()) if cluster is not None else ():
+        raise bad(f"--{name}", "the cluster says how many there are", f"leave --{name} out, or name a --gpu instead")
     machines = load_cluster(cluster or f"{nodes}x{gpus}x{gpu}")
     job = job_of(
         training,

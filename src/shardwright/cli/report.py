@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.commands import argument, option
+from shardwright.errors import bad
 
 LARGEST_BYTES = 256_000_000
 
@@ -55,9 +56,13 @@ def report(
         else:
             subject = document
         names = (source.name, "" if other is None else other.name)
+    if profile and efficiency is None:
+        raise bad("--profile", "goes with plan files; what was printed has its figures", "leave it out")
     deliver(page(subject, second, names=names, efficiency=efficiency, fewer=fewer), out)
 
 
 def _is_plan(document: object) -> bool:
     """Whether a document is a plan file: what commands print has a version too, and plans inside."""
-    return isinstance(document, dict) and "version" in document and not document.keys() & {"plans", "front", "plan"}
+    from shardwright.plans.document import PRINTED
+
+    return isinstance(document, dict) and "version" in document and not document.keys() & PRINTED

@@ -44,7 +44,7 @@ def serve(
     site = None if calibration is None else load_calibration(calibration)
     if site is not None and site.profiles:
         raise bad("--calibration", "was made with a machine profile, which the page does not have", "make it without")
-    with Server(host, port, site, toolbox()) as server:
+    with Server(host, port, site, toolbox(), str(calibration or "")) as server:
         if server.exposed:
             note(f"warning: whoever reaches {host} can use this page; it has no password")
         write(f"{server.url}  (Ctrl-C ends)")

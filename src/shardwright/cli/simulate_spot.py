@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import write, write_json
-from shardwright.commands import option
+from shardwright.commands import given, option
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ def simulate_spot(
     require_writable(save_trace, [plan, trace], option="--save-trace")
     if (trace is None) == (not market):
         raise bad("--trace", "give either a trace or --market", "--market batches makes one")
+    for name in ("days", "zones", "save_trace") if trace is not None else ():
+        if name in given():
+            flag = f"--{name.replace('_', '-')}"
+            raise bad(flag, "is of a trace that is made, and --trace names one that is there", f"leave {flag} out")
     loaded = load_plan(plan)
     reject(check(loaded))
     events = read_trace(trace) if trace is not None else _made(loaded, market, days=days, zones=zones, seed=seed)

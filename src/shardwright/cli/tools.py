@@ -83,20 +83,22 @@ def parameters(name: str) -> dict[str, click.Parameter]:
 
 
 def answer(name: str, arguments: Mapping[str, Any], folder: str) -> Answer:
-    """Return what a command prints with `--json`, run in a folder: `document`, or `errors`. From then on this process
-    opens no file outside the folder but those of Python and of the library."""
+    """Return what a command prints with `--json`, run in a folder: `document` with the `notes` that it writes beside it
+    on standard error, or `errors`. From then on this process opens no file outside the folder but those of Python and
+    of the library."""
     os.chdir(folder)
     tempfile.tempdir = folder
-    printed = io.StringIO()
+    printed, remarks = io.StringIO(), io.StringIO()
     try:
         words = [name, *_words(name, arguments)]
         _write(arguments.get("files", {}))
         sys.addaudithook(_keeper(folder))
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(remarks):
             app(args=words, prog_name="shardwright", standalone_mode=False)
+        text = printed.getvalue() or Path(str(arguments["out"])).read_text(encoding="utf-8")  # of `diagnose`
     except (SpecError, ClickException, OSError) as error:
         return error_answer(SpecError(*problems_of(error)))
-    return {"document": json.loads(printed.getvalue())}
+    return {"document": json.loads(text), "notes": remarks.getvalue().splitlines()}
 
 
 def _command(name: str) -> click.Command:
@@ -147,15 +149,26 @@ def _words(name: str, arguments: Mapping[str, Any]) -> list[str]:
             raise bad(key, f"is no parameter of {name}", suggestion(key, (*known, "files")))
         parameter = known[key]
         values = value if isinstance(value, list) else [value]
+        if any("\0" in item for item in values if isinstance(item, str)):
+            raise bad(key, "has a character of the number 0", "leave it out")
         if (isinstance(value, list) and not _several(parameter)) or any(isinstance(v, list | dict) for v in values):
             raise bad(key, "is of another kind", f"give {_schema(parameter)['type']}")
         if isinstance(parameter, click.Option) and parameter.is_flag:
-            options += [*parameter.opts[:1]] if value is True else [*parameter.secondary_opts[:1]]
+            if not isinstance(value, bool):
+                raise bad(key, f"{value!r:.60} is neither true nor false", "give a boolean")
+            options += [*parameter.opts[:1]] if value else [*parameter.secondary_opts[:1]]
         elif isinstance(parameter, click.Option):
-            options += [f"{parameter.opts[0]}={word}" for word in values]
+            options += [f"{parameter.opts[0]}={_word(parameter, item)}" for item in values]
         else:
             positional += [str(word) for word in values]
     return [*options, "--", *positional]
+
+
+def _word(parameter: click.Parameter, value: object) -> str:
+    """Return a value as a person would type it: to JSON 64.0 is a whole number, too."""
+    if parameter.type is click.INT and isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
 
 
 def _write(files: object) -> None:

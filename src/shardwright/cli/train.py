@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from shardwright.cli import options
-from shardwright.cli.train_input import checked_layout, checked_settings, with_optimizer, with_precision
+from shardwright.cli.train_input import checked_layout, checked_settings, require_input, with_optimizer, with_precision
 from shardwright.cli.train_options import FleetOptions, OutputOptions, RecipeOptions
 from shardwright.cli.train_run import run_plan, show_layout
 from shardwright.commands import given, option
@@ -88,7 +88,7 @@ def train(
     layout = checked_layout(run)
     if fleet.elastic:
         require_machines(run)
-    if dry_run:
+    if dry_run and not data:
         show_layout(layout, json=json)
         return 0
     settings = checked_settings(
@@ -106,10 +106,14 @@ def train(
         adapters=adapter_weights,
         config=config,
         mask_documents=mask_documents,
-        device=present_device(device) if fleet.elastic else choose_device(device),
+        device=present_device(device) if dry_run or fleet.elastic else choose_device(device),
         compile=compile,
         patience_seconds=patience,
     )
+    if dry_run:
+        require_input(run, settings)
+        show_layout(layout, json=json)
+        return 0
     if fleet.elastic:
         return run_elastic(run, settings, fleet, output.logs)
     return run_plan(run, layout, settings, output.logs, json=json)

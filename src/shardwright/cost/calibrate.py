@@ -65,7 +65,6 @@ def calibrate(
 def _row(run: Measured, efficiency: Efficiency, problems: list[Problem]) -> SiteRun:
     prediction = predict(run.plan, efficiency)
     setting, predicted = setting_of(run.plan, prediction.time), prediction.iteration_seconds
-    mfu, most = prediction.mfu * predicted / run.seconds, _highest_mfu(run.plan)
     hint = "check that this plan is what ran, and its batch; a stalled run is none to calibrate on"
     if run.bad_share > MOST_BAD:
         message = f"{run.bad_share:.0%} of its steps stall or straggle: it says nothing of a healthy run"
@@ -73,7 +72,7 @@ def _row(run: Measured, efficiency: Efficiency, problems: list[Problem]) -> Site
     elif not 1.0 / FARTHEST < run.seconds / predicted < FARTHEST:
         message = f"took {run.seconds:.3g} s, {run.seconds / predicted:.2g} times the {predicted:.3g} s predicted"
         problems.append(Problem(run.name, f"{message}: no healthy site differs so much", hint))
-    elif mfu > most:
+    elif (mfu := prediction.mfu * predicted / run.seconds) > (most := _highest_mfu(run.plan)):
         message = f"took {run.seconds:.3g} s, an MFU of {mfu:.0%}: {most:.0%} is more than any published run comes near"
         problems.append(Problem(run.name, message, hint))
     return SiteRun(

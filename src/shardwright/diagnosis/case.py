@@ -6,7 +6,6 @@ line means), and how many tokens of a token file are padding: a token that fills
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
@@ -27,6 +26,7 @@ from shardwright.plans.plan import Plan, Prediction
 from shardwright.records import record
 from shardwright.runs.run import MeasuredRun
 from shardwright.runs.state import GoodState
+from shardwright.runtime.storage.data import open_tokens
 from shardwright.traces.figures import RankFigures
 from shardwright.traces.memory import MemorySnapshot, OutOfMemory
 
@@ -174,18 +174,12 @@ class Padding:
 def padding_of(path: Path, seq_len: int) -> Padding:
     """Return what share of the samples of `seq_len` tokens of a token file (`NAME.bin`, with `NAME.json` beside it) is
     padding. Raises SpecError for a file that is none, or has less than a sample."""
-    about = path.with_suffix(".json")
-    try:
-        dtype = {"uint16": "<u2", "uint32": "<u4"}[str(json.loads(about.read_text(encoding="utf-8"))["dtype"])]
-    except (OSError, ValueError, KeyError, TypeError):
-        message = "does not say what the tokens are"
-        raise bad(str(about), message, "name a file that `tokens` wrote, with its .json beside it") from None
-    tokens = np.memmap(path, dtype=dtype, mode="r") if path.is_file() and path.stat().st_size else np.zeros(0)
-    count = len(tokens) // seq_len
+    file = open_tokens(path)
+    count = len(file.tokens) // seq_len
     if not count:
         raise bad(str(path), f"has less than a sample of {seq_len} tokens", "name the file that the run trains on")
     chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_SAMPLES)).astype(np.int64))
-    samples = np.stack([tokens[place * seq_len : (place + 1) * seq_len] for place in chosen]).astype(np.int64)
+    samples = np.stack(file.read([(place * seq_len, (place + 1) * seq_len) for place in chosen])).astype(np.int64)
     runs = _runs_at_end(samples)
     padded = runs > LONGEST_RUN
     last = samples[padded, -1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -68,6 +69,8 @@ def diagnose(
     for the same machines is searched too. Raises SpecError for a plan that is not legal, a file that cannot be read,
     and a log that contradicts the plan.
     """
+    if step_seconds is not None and not 0.0 < step_seconds < math.inf:
+        raise bad("`step_seconds=`", f"{step_seconds:g} s is no time of a step", "give what one takes, 15.6")
     reject(check(plan))
     model_of_time = efficiency or default_efficiency()
     case = read_case(plan, [Path(source) for source in sources], step_seconds, data, model_of_time)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Limit
 from shardwright.exporters.support.matrix import limits_in_rules
-from shardwright.exporters.targets import TARGETS, Limits, limits_of
+from shardwright.exporters.targets import TARGETS, Limits, limits_of, require_target
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
@@ -31,7 +31,9 @@ SEARCHES = 6  # with the limits of the plans before
 
 def nearest_plan(plan: Plan, to: str) -> Plan | None:
     """Return the best plan for the same model, machines and job that target `to` can run, with its prediction; None
-    where the target runs every legal plan, or where nothing but another model or job would help."""
+    where the target runs every legal plan, or where nothing but another model or job would help. Raises SpecError for
+    what is no target."""
+    require_target(to)
     limits = limits_of(to)
     if limits is None or check(plan) or not tuple(limits(plan)):
         return None

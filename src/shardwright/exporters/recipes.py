@@ -74,24 +74,26 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
     """Return the recipe of a trainer for the first way that fits and that it has. `source` is what the user called the
     model. Raises SpecError for a trainer without recipes here, and where none of its ways fits."""
     if trainer not in RECIPES:
-        raise bad("recipe", f"{trainer!r} is not written", suggestion(trainer, RECIPES))
+        raise bad("`recipe=`", f"{trainer!r} is not written", suggestion(trainer, RECIPES))
     for tower in sizing.model.towers:
         message = f"is of text models, and {sizing.model.name} has {tower.noun}"
-        raise bad("recipe", message, "make a plan and export it: `shardwright plan`, then `shardwright export`")
+        raise bad("`recipe=`", message, "make a plan and export it: `shardwright plan`, then `shardwright export`")
     size, whole = runnable(sizing), sizing.too_large_to_load
     if size is not None and size.way.quantised and whole is not None and trainer == "trl":  # get_kbit_device_map
         message = f"of trl loads all {whole / 2**30:.1f} GiB of 4-bit weights on each GPU before it shards them"
-        raise bad("recipe", message, "use --recipe axolotl, or `shardwright plan` and `export --to accelerate`")
+        raise bad("`recipe=`", message, "use --recipe axolotl, or `shardwright plan` and `export --to accelerate`")
     if size is None:
         hint = "`shardwright fit` without a recipe says what would make others fit"
-        raise bad("recipe", f"no way that {trainer} has fits on {sizing.types}", hint)
+        raise bad("`recipe=`", f"no way that {trainer} has fits on {sizing.types}", hint)
     if sizing.job.optimizer not in OPTIMIZERS:
-        raise bad("recipe", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
+        raise bad("`recipe=`", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
     reject(unnamed_targets(sizing.model, size.way.adapter))
     reject(_without_recipe(sizing.job, trainer))
     known = {"loss", "activation_offload", "master_weights"}
     if others := said(size.way.of(sizing.job).options).keys() - known:
-        raise bad("recipe", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan")
+        raise bad(
+            "`recipe=`", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan"
+        )
     samples = sizing.job.global_batch // sizing.cluster.gpus
     task = Task(
         model=sizing.model,

@@ -99,7 +99,7 @@ def part_of_a_box(plan: Plan) -> tuple[str, str]:
     for pool, _ in machines_used(plan.cluster, plan.gpus_by_type):
         part = [group for group in machines if pool.gpu.name in group.types and group.gpus < group.has]
         if pool.mixed and part:
-            pin = f"--set gpus={sum(group.count * group.has for group in machines)}"
+            pin = f"--framework {OWN} --set gpus={sum(group.count * group.has for group in machines)}"
             return (
                 f"the plan uses {part[0].gpus} GPUs of {pool.machines}, and a pod that asks for so many gets any",
                 pin,

@@ -16,6 +16,7 @@ from shardwright.exporters.runner import MachineRange, Runner, part_of_a_box, ru
 from shardwright.files import shipped_table
 from shardwright.plans.plan import Plan
 from shardwright.rows import stated
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import machines_used
 
 VERSION = "0.14.1"
@@ -36,6 +37,7 @@ def export_task(plan: Plan) -> Exported:
     if mixed := [pool for pool, _ in machines_used(plan.cluster, plan.gpus_by_type) if pool.mixed]:
         message = f"{mixed[0].machines}: SkyPilot rents machines with GPUs of one type"
         _, pin = part_of_a_box(plan)
+        pin = pin or ("" if plan.job.framework == OWN else f"--framework {OWN}")
         hint = f"plan on all GPUs of the machine with {pin} for --to kubernetes" if pin else "use --to kubernetes"
         raise bad("cluster", message, f"{hint}, or start the plan by hand")
     runner = runner_of(plan)

@@ -49,13 +49,20 @@ def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
     `launcher` says how processes start, for targets with a launch script. Raises SpecError for a plan that is not
     legal, and names all of it that the target cannot express.
     """
-    if to not in TARGETS:
-        raise bad(f"--to {to}", "there is no such target", f"supported: {', '.join(TARGETS)}")
+    require_target(to)
     if launcher not in LAUNCHERS:
-        raise bad(f"--launcher {launcher}", "is not known", suggestion(launcher, LAUNCHERS))
+        raise bad(f"`launcher={launcher}`", "is not known", suggestion(launcher, LAUNCHERS))
+    if launcher != LAUNCHERS[0] and to not in LAUNCHED:
+        raise bad(f"`launcher={launcher}`", f"is for {' and '.join(LAUNCHED)} alone, not {to}", "leave it out")
     target = TARGETS[to]
     write: Callable[..., Exported] = getattr(import_module(f"{__package__}.{target.module}"), target.function)
     return _headed(write(plan, launcher) if to in LAUNCHED else write(plan), plan)
+
+
+def require_target(to: str) -> None:
+    """Raise SpecError for what is no target."""
+    if to not in TARGETS:
+        raise bad(f"`to={to}`", "there is no such target", f"supported: {', '.join(TARGETS)}")
 
 
 def limits_of(to: str) -> Limits | None:

@@ -11,6 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from shardwright.cost.compute.efficiency import computes
 from shardwright.errors import Problem, bad, reject
 from shardwright.exporters.torchtitan.models import registered
 from shardwright.importers.adapters import adapter_of, has_liger, merged
@@ -34,6 +35,7 @@ from shardwright.importers.settings import (
     interpolated,
     key_of,
     overridden,
+    without,
 )
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.torchtitan import (
@@ -83,6 +85,8 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
     sections = {path[0] for path in fields}
     if ending == ".toml":
         return of_torchtitan(fields, None, question)
+    if sections >= {"replicas", "cluster", "job"}:
+        raise bad(question.name, "is a plan file, not a launch", "give it without --launch, as it is")
     if sections >= NANOTRON:
         raise bad(
             question.name, "is a configuration of nanotron, which is not read", "describe the plan in a plan file"
@@ -139,6 +143,8 @@ def of_trainer(
     if trainers == TRAINER and first(plain, "lora_r", "lora_rank") is not None and not _has_switch(plain):
         plain = {("use_peft",): True, **plain}
         question.notes.append("a rank of adapters is said, but not that they are trained: they are taken to be")
+    if trainers[0] == "axolotl":
+        plain = dict(_of_these_gpus(plain, question))
     config = question.fields({**plain, **named_sections}, *trainers)
     gpus = gpus or config.whole("num_processes", 0) or None
     every = gpus or question.cluster.gpus
@@ -153,6 +159,17 @@ def of_trainer(
     if every > 1 and not started and config.first("distributed_type", "fsdp") in (None, False, ""):
         _unsharded(trainers[0], config)
     return planned(accelerate_settings(config, every), gpus, question)
+
+
+def _of_these_gpus(fields: Mapping[Fields, Any], question: Question) -> Mapping[Fields, Any]:
+    """Return axolotl's fields with fp16 where `bf16: auto`, which it may leave out, meets GPUs without bf16
+    (axolotl/utils/config/__init__.py: resolve_dtype)."""
+    unable = [pool.gpu.name for pool in question.cluster.pools if not computes(pool.gpu, "bf16")]
+    if not unable or first(fields, "bf16") not in (None, "auto") or first(fields, "bfloat16") is True:
+        return fields
+    remedy = "recent releases of PyTorch say that it has, and emulate it: write fp16: true"
+    question.notes.append(f"bf16: auto is read as fp16, as {unable[0]} has no bf16; {remedy}")
+    return {("fp16",): True, **without(fields, ("bf16",)), ("bf16",): False}
 
 
 def _has_switch(fields: Mapping[Fields, Any]) -> bool:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import bad
+from shardwright.errors import bad, suggestion
 from shardwright.exporters.evaluation import cluster_said, evaluation_of, is_whole, model_said
 from shardwright.exporters.hugging_face import ARGUMENTS
 from shardwright.files import shipped_table
@@ -31,7 +31,7 @@ from shardwright.importers.fields import TrainerSettings, job_of
 from shardwright.importers.foundry import mosaic_run
 from shardwright.importers.launches import COMMANDS, Launch, launches
 from shardwright.importers.megatron.flags import refuse_hidden
-from shardwright.importers.megatron.read import Reading, reading_of_launch, several, training_of
+from shardwright.importers.megatron.read import Reading, decisive, reading_of_launch, several, training_of
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
 from shardwright.importers.recipes import listed
@@ -61,6 +61,10 @@ MEGATRON = {"--num-layers", "--num-attention-heads"}  # which no other trainer i
 CONFIGURATIONS = (".json", *YAML, ".toml", ".py")
 FILES = (".json", *YAML)
 RAY = (("spec", "entrypoint"), ("entrypoint",))
+UNREAD = {"swift", "megatron", "xtuner", "litgpt", "colossalai"}  # commands of trainers that are not read
+INDIRECT = re.compile(r"\$\{!|\beval\b")  # names of variables that are made while the script runs
+PARAMETERS = re.compile(r"\$\{?[!#]?[@*#1-9]|\b(?:shift|getopts?|argparse|BASH_ARGV)\b")
+OF_LAUNCHERS = ("CUDA_VISIBLE_DEVICES", "NNODES", "NPROC_PER_NODE", "WORLD_SIZE")  # which `launches` reads
 OWN = {"composer": "foundry", "tune": "torchtune"}  # launchers of one trainer alone
 DOCUMENT, RUN = "\n---\n", re.compile(r"^run:", re.MULTILINE)  # of YAML
 LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")  # several words behind them
@@ -132,15 +136,36 @@ def _reading(
     with sought(text, question.name):
         task = _task(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
+            if environment:
+                message = f"is for scripts, and {question.name} is a configuration"
+                raise bad(f"--env {next(iter(environment))}", message, "leave it out")
             return _as_asked(of_configuration(text, ending, arguments, question), question)
         lines, variables, beside = task or (text, {}, {})
         around = {**variables, **environment}
         script = read_script(lines, question.name, arguments=arguments, environment=around, folder=question.folder)
+        _require_read(script, text, arguments, environment)
         if task is not None and _alone_under_ray(text, script):
             message = "starts a program of Python, which itself asks Ray for its workers"
             raise bad(question.name, message, "give what a worker runs, or describe the plan in a plan file")
         question = replace(question, files={**beside, **script.files}, why=script.reasons)
         return _as_asked(_of_script(script, question), question)
+
+
+def _require_read(script: ShellScript, text: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    """Raise SpecError for variables that neither a script nor the file around it names, and for arguments where it
+    reads none."""
+    texts = [text, script.text, *script.called]
+    words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
+    computed = any(INDIRECT.search(text) for text in texts)
+    for variable in environment:
+        if not computed and variable not in (*words, *OF_LAUNCHERS):
+            near = [word for word in words if word.isupper()]
+            hint = suggestion(variable, near) if near else "leave it out"
+            raise bad(f"--env {variable}", "the script names no such variable", hint)
+    if arguments and not PARAMETERS.search(script.text):
+        raise bad(
+            shown(" ".join(arguments)), "the script reads no arguments", "leave them out, or use --env NAME=VALUE"
+        )
 
 
 def _as_asked(reading: Reading, question: Question) -> Reading:
@@ -264,6 +289,10 @@ def _of_script(script: ShellScript, question: Question) -> Reading:
             gpus, left_open = launch.gpus(question.cluster)
             question.notes.extend(left_open)
             return of_python(recipe, launch.arguments, gpus, question)
+    if not any(map(decisive, started)):
+        commands = (command.words for command in script.started if command.words[0].rsplit("/", 1)[-1] in UNREAD)
+        for program in (*(launch.program for launch in started), *(" ".join(words[:2]) for words in commands)):
+            _refuse_program(program, question)
     job = None if question.seq_len is None else Job(global_batch=1, seq_len=question.seq_len)
     launch, cluster, model = training_of(started, question.name), question.cluster, question.model
     return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=question.name)
@@ -313,7 +342,8 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     """Return the plan of a launch of another trainer, with the configuration that it names."""
     gpus, left_open = launch.gpus(question.cluster)
     question.notes.extend(left_open)
-    _refuse_program(launch, question)
+    if launch.launcher != "tune":  # whose recipes are known by name
+        _refuse_program(launch.program, question)
     if trainer == "nemo":
         words, strange = arguments_of(overridden({}, launch.arguments), question.name, question.problems, NEMO_1)
         return planned(TrainerSettings(tuple(words), tuple(strange), job_of("megatron")), gpus, question)
@@ -389,17 +419,16 @@ def _deepspeed_file(fields: Mapping[Fields, Any]) -> bool:
     return any(isinstance(name, str) for name in names) or any(path[0] == "deepspeed" and path[1:] for path in fields)
 
 
-def _refuse_program(launch: Launch, question: Question) -> None:
-    """Refuse programs that by their names train something else than a language model on texts."""
-    program = shown(launch.program).removesuffix(".py")
-    if launch.launcher == "tune":  # whose recipes are known by name
-        return
+def _refuse_program(program: str, question: Question) -> None:
+    """Refuse programs that by their names train something else than a language model on texts, or are of a trainer that
+    is not read."""
+    stem = shown(program).removesuffix(".py")
     for row in shipped_table("shardwright.importers", "programs.csv"):
-        if re.search(rf"(?:^|[/.]){row['pattern']}$", program):
+        if re.search(rf"(?:^|[/.]){row['pattern']}$", stem):
             raise bad(
                 question.name,
-                f"{shown(launch.program)} {row['words']}",
-                "give a launch that trains a language model on texts",
+                f"{shown(program)} {row['words']}",
+                row["hint"] or "give a launch that trains a language model on texts",
             )
 
 

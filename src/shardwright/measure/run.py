@@ -56,7 +56,7 @@ def partial_path(out: Path) -> Path:
 
 
 def profile(
-    out: Path,
+    out: Path | str,
     *,
     device: str | None = None,
     gpu: str | None = None,
@@ -72,7 +72,9 @@ def profile(
     device is missing.
     """
     machine = find_device(device, gpu)
-    return measure(machine, out, name=gpu, minutes=minutes, links=links, restart=restart, date=date, report=report)
+    return measure(
+        machine, Path(out), name=gpu, minutes=minutes, links=links, restart=restart, date=date, report=report
+    )
 
 
 def measure(

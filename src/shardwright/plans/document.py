@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from shardwright.errors import Problem, reject
+from shardwright.errors import Problem, bad, reject
 from shardwright.files import write_atomically
 from shardwright.plans.codec import (
     LARGEST_WHOLE,
@@ -46,6 +46,7 @@ from shardwright.spec.text.reading import parse_json, read_text
 LARGEST_PLAN_BYTES = 64_000_000
 MOST_LAYERS = 100_000
 READ_VERSIONS = (1, PLAN_VERSION)
+PRINTED = frozenset(("plans", "front", "plan"))  # keys of documents that commands print
 BESIDE = ("memory_bytes", "binding")  # of a prediction: sums for readers, and a sentence of earlier releases
 EARLIER = {"adapters", "attention_adapters"}  # keys of a job in earlier releases
 Problems = list[Problem]
@@ -98,6 +99,8 @@ def from_document(document: object, name: str = "plan") -> Plan:
     Raises SpecError with every fault: unknown or missing keys, wrong types, numbers that are negative or not finite,
     another version. What is well-formed but illegal is `shardwright.plans.check.check`'s to say.
     """
+    if isinstance(document, Mapping) and document.keys() & PRINTED and "replicas" not in document:
+        raise bad(name, "is what a command printed, not a plan file", "`out=plan.json` beside `plan` writes one")
     problems: Problems = []
     plan = _plan_in(document, name, problems)
     reject(problems)
@@ -105,9 +108,9 @@ def from_document(document: object, name: str = "plan") -> Plan:
     return plan
 
 
-def save(plan: Plan, path: Path) -> None:
+def save(plan: Plan, path: Path | str) -> None:
     """Write the plan file of `plan` to `path`, whole or not at all. Raises SpecError where that fails."""
-    write_atomically(path, dumps(plan))
+    write_atomically(Path(path), dumps(plan))
 
 
 def load_plan(source: str | Path) -> Plan:

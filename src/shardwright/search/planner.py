@@ -18,7 +18,7 @@ from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
 from shardwright.cost.trust.rarity import rare_in, switches_for
-from shardwright.errors import bad, reject, require
+from shardwright.errors import bad, reject
 from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NothingAsFast, Stopped
@@ -43,6 +43,7 @@ from shardwright.search.ranked import (
     with_bound,
 )
 from shardwright.search.rules.filters import Filters
+from shardwright.search.rules.rules import Rule, rules_against
 from shardwright.search.space.axes import Space, as_needed, jobs_of
 from shardwright.search.space.parameters import AXES
 from shardwright.spec.catalog.frameworks import OWN
@@ -52,7 +53,6 @@ from shardwright.spec.model import Model
 
 if TYPE_CHECKING:
     from shardwright.search.replan import Kept
-    from shardwright.search.rules.rules import Rule
     from shardwright.search.several import Pipelines, Uneven
     from shardwright.synthesis.graph import Graph
     from shardwright.synthesis.program import Program
@@ -94,7 +94,6 @@ def plan(
     ends early once it is told to, with the best plan so far and a gap that holds all the same
     (`SearchReport.interrupted`).
     """
-    require_question(model, cluster, job)
     if top < 1:
         raise bad("`top=`", f"must be at least 1, not {top}", "3 is the default")
     require_fit(fit)
@@ -115,13 +114,6 @@ def plan(
     rankings = [_plan(model, variant, asked, top, exportable_to, base) for variant in jobs_of(job, space.options)]
     ranking = best_of(rankings, top)
     return _on_site(ranking, efficiency) if isinstance(efficiency, Calibrated) else ranking
-
-
-def require_question(model: Model, cluster: Cluster, job: Job) -> None:
-    """Raise SpecError for what is no question."""
-    require("model", model, Model, 'load_model("llama-3.1-8b")')
-    require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
-    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
 
 
 def _plan(
@@ -278,7 +270,6 @@ def with_usual(
     best = ranking.best
     if not any(switch.axis in AXES for switch in rare_in(best)):
         return ranking
-    from shardwright.search.rules.rules import rules_against  # a search without rules does without their parser
 
     pools = tuple(pool for pool in best.cluster.pools if pool.gpu.name in best.gpus_by_type)
     rare = switches_for(best.model, best.job, pools[0].gpu)

@@ -35,6 +35,7 @@ from shardwright.search.mixed.one_mesh import mesh_search
 from shardwright.search.mixed.replanning import ReplanTask, quick_plan, remaining
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import USUAL, Setting, Sharing
+from shardwright.search.objective import require_fit
 from shardwright.search.ranked import costed_plan
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, Value, divisors
@@ -62,6 +63,7 @@ def replan(
     `kept` is filled with layer times, and spares making them again: give the same one at every call for the same
     model, job and efficiency.
     """
+    require_fit(fit)
     previous = _run_by_train(previous)
     job = previous.job
     kept = {} if kept is None else kept

@@ -76,8 +76,9 @@ def _listed(tool: Tool) -> types.Tool:
 def _result(answer: Answer) -> types.CallToolResult:
     failed = "errors" in answer
     document = answer if failed else answer["document"]
+    texts = [json.dumps(document, ensure_ascii=False), *answer.get("notes", ())]
     return types.CallToolResult(
-        content=[types.TextContent(type="text", text=json.dumps(document, ensure_ascii=False))],
+        content=[types.TextContent(type="text", text=text) for text in texts],
         structured_content=document if isinstance(document, dict) else None,
         is_error=failed,
     )

@@ -50,7 +50,7 @@ class Tool:
 @record
 class Toolbox:
     """Tools, and a module's function that answers: `ask(name, arguments, folder)` runs a tool in a folder and returns
-    `{"document": …}` or `{"errors": […]}`."""
+    `{"document": …, "notes": […]}` or `{"errors": […]}`."""
 
     tools: Sequence[Tool]
     ask: Callable[[str, Mapping[str, Any], str], Answer]
@@ -89,7 +89,7 @@ def openapi(tools: Sequence[Tool], version: str, downloads: Sequence[str]) -> Sc
 
 REFUSALS: Mapping[str, str] = MappingProxyType(
     {
-        "400": "The body is no JSON.",
+        "400": "The body is no JSON, and why.",
         "403": "Another host or origin asks.",
         "413": "The body is empty or too large.",
         "415": "The body is not application/json.",

@@ -36,6 +36,13 @@ LOSSES: dict[PreferenceLoss, Passes] = {
     "cpo": Passes(trained=2, policy=0, reference=0, tiled=False),
 }
 OTHER_NAMES = {"ipo": "dpo", "simpo": "cpo"}
+# Of TRL, verl, OpenRLHF and NeMo-RL: the model generates what it is trained on.
+REINFORCEMENT = frozenset(
+    [
+        *("grpo", "ppo", "rloo", "reinforce", "reinforce++", "remax", "gspo", "dapo", "drgrpo", "dr_grpo", "cispo"),
+        *("prime", "raft", "online_dpo", "xpo", "nash_md"),
+    ]
+)
 
 
 @record
@@ -81,6 +88,9 @@ def parse_preference(text: str) -> Preference:
     loss of DPO's, `simpo` of CPO's. Raises SpecError for anything else."""
     name, mark, how = text.strip().casefold().partition(":")
     loss = cast("PreferenceLoss", OTHER_NAMES.get(name, name))
+    if name.replace("-", "_") in REINFORCEMENT:
+        message = f"{text!r} is reinforcement learning, which trains and generates by turns: out of scope"
+        raise bad("preference", message, f"docs/scope.md; losses over preferences are {', '.join(LOSSES)}")
     if loss not in LOSSES:
         raise bad("preference", f"unknown loss {text!r}", suggestion(name, [*LOSSES, *OTHER_NAMES]))
     if mark and how != PRECOMPUTED:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any
 
-from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.errors import bad
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
@@ -14,25 +12,6 @@ from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.cluster import Cluster
 
 PINS = 'give values by name: pins={"tp": 8, "recompute": ["none", "selective"]}'
-
-
-KINDS: Mapping[str, tuple[type, str]] = {
-    "space": (Space, "a Space"),
-    "exportable_to": (str, "the name of a target"),
-    "top": (Integral, "a whole number"),
-    **dict.fromkeys(("sure", "fit", "gap", "indifference", "longest"), (Real, "a number")),
-    "efficiency": (Efficiency, "an efficiency model"),
-}
-
-
-def require_kinds(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that say something. Raises SpecError for one of another kind than it should be."""
-    said = {name: value for name, value in given.items() if value is not None}
-    for name, value in said.items():
-        kind, words = KINDS.get(name, (object, ""))
-        if not isinstance(value, kind):
-            raise bad(f"`{name}=`", f"{value!r:.60} is not {words}", "leave it out for what is usual")
-    return said
 
 
 def pinned(space: Space | None, pins: Mapping[str, Any] | None) -> Space:

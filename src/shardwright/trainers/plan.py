@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from shardwright.calls import require_kinds
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import contexts_of
@@ -32,7 +33,7 @@ from shardwright.plans.trainer_options import option_problems
 from shardwright.records import record
 from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
 from shardwright.search.planner import plan as search
-from shardwright.search.planner import predict, predict_all, require_question
+from shardwright.search.planner import predict, predict_all
 from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space, jobs_of
@@ -43,7 +44,7 @@ from shardwright.spec.model import Model
 from shardwright.spec.options import said
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
-from shardwright.trainers.arguments import named, pinned, require_kinds, rules_of
+from shardwright.trainers.arguments import named, pinned, rules_of
 from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners, somebody_runs, what_lacks
 
 ANY = "any"
@@ -121,7 +122,7 @@ def plan(
     pins: Mapping[str, Any] = MappingProxyType({}),
     rules: str | Sequence[Rule | str] = (),
     framework: str | Sequence[str] | None = None,
-    frameworks: Sequence[str] = (),
+    frameworks: str | Sequence[str] = (),
     exportable_to: str | None = None,
     space: Space | None = None,
     sure: float | None = None,
@@ -144,9 +145,7 @@ def plan(
     """
     model = load_model(model) if isinstance(model, str | Path) else model
     cluster = load_cluster(cluster) if isinstance(cluster, str | Path) else cluster
-    require_question(model, cluster, job)
-    asked = require_kinds(asked)
-    require_kinds({"space": space, "sure": sure, "exportable_to": exportable_to})
+    asked = require_kinds(search, asked)
     reject(position_problems(model, job))
     require_sure(sure, job)
     frameworks = named("`frameworks=`", frameworks) + named("`framework=`", framework)
@@ -364,7 +363,7 @@ def evaluate(
     fit: float = 0.9,
     efficiency: Efficiency | None = None,
     space: Space | None = None,
-    rules: Sequence[Rule] = (),
+    rules: str | Sequence[Rule | str] = (),
     indifference: float = INDIFFERENCE,
 ) -> Evaluation:
     """Return the prediction of a plan, the best plans for the same model, machines, job and framework that keep the
@@ -385,7 +384,13 @@ def evaluate(
         job=user_plan.job,
         space=replace(space, tp_per_type=space.tp_per_type or len(degrees) > 1),
         exportable_to=None,
-        asked={"rules": rules, "top": top, "fit": fit, "efficiency": model_of_time, "indifference": indifference},
+        asked={
+            "rules": rules_of(rules, user_plan.cluster),
+            "top": top,
+            "fit": fit,
+            "efficiency": model_of_time,
+            "indifference": indifference,
+        },
     )
     best = plan_in_framework(question)
     if best.plans and user_plan.job.objective == "time":

@@ -242,6 +242,7 @@ def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
     """
     from shardwright.exporters.runner import runner_of
 
-    if to in LAUNCHING and not check(plan) and runner_of(plan).name == "shardwright":
+    exported = files_for(plan, to, launcher=launcher)
+    if to in LAUNCHING and runner_of(plan).name == "shardwright":
         reject(merged(unrunnable(plan)))
-    return files_for(plan, to, launcher=launcher)
+    return exported

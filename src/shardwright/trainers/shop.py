@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.calls import require_kinds
 from shardwright.exporters.nearest import SEARCHES, narrowed
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import runs_as_program
 from shardwright.plans.findings import NoTrainer
 from shardwright.search.market.result import Shopping
-from shardwright.search.market.shop import keeping, nothing, require_shopping
+from shardwright.search.market.shop import keeping, nothing, require_tokens
 from shardwright.search.market.shop import shop as search
 from shardwright.search.space.axes import Space
 from shardwright.spec.catalog.frameworks import OWN
@@ -17,6 +18,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Offers
+from shardwright.trainers.arguments import rules_of
 from shardwright.trainers.plan import NO_PLAN_OF_THESE, USUAL, Question
 from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners
 
@@ -27,11 +29,12 @@ def shop(model: Model, offers: Offers, job: Job, *, space: Space | None = None, 
     whose trainers do. `asked` are further arguments of that search.
 
     Raises SpecError for input that makes no sense."""
-    require_shopping(model, offers, job)
+    require_tokens(job)
+    cluster = Cluster(pools=tuple(offer.pool for offer in offers.offers))
+    asked = require_kinds(search, {**asked, "rules": rules_of(asked.get("rules"), cluster)})
     known = frameworks_with_trainers()
     if job.framework not in known:
         return search(model, offers, job, space=space, **asked)
-    cluster = Cluster(pools=tuple(offer.pool for offer in offers.offers))
     question = Question(model=model, cluster=cluster, job=job, space=space or Space(), exportable_to=None, asked=asked)
     others = tuple(name for name in known if name != job.framework)
     lacks: dict[str, dict[str, str]] = {}
@@ -59,7 +62,7 @@ def _for_trainer(question: Question, offers: Offers, framework: str, name: str) 
     job, space, asked = question.on(framework), question.space, dict(question.asked)
     if framework == USUAL and any(question.lacks(OWN).values()):
         asked["exportable_to"] = USUAL
-    rules = tuple(asked.pop("rules", ()))
+    rules = asked.pop("rules")
     for attempt in range(SEARCHES):
         front = search(question.model, offers, job, space=space, rules=rules, **asked)
         refused = next((choice.plan for choice in front.front if not runners(choice.plan)), None)

@@ -200,7 +200,7 @@ def test_least_money_is_proved_and_compared_in_dollars_and_failures_are_named() 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{}", "version"),
+        ("{}", "has no page"),
         ('{"plans": [], "infeasible": {"reason": "too big"}}', "too big"),
         ('{"front": []}', "front"),
         ('{"front": [{"gpus": 8}]}', "printed with --json"),

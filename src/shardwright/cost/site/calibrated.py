@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operator_table import OperatorTable
 from shardwright.cost.layers.source import LayerSource, layer_source
 from shardwright.cost.network.collectives import Fabric
+from shardwright.cost.site.calibration import SiteCalibration, effect_of
+from shardwright.cost.site.setting import Setting, setting_of
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan, SiteEffect, TimeBreakdown
 from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
-
-if TYPE_CHECKING:  # a search without a calibration does without the process
-    from shardwright.cost.site.calibration import SiteCalibration
-    from shardwright.cost.site.setting import Setting
 
 
 @record(slots=False)
@@ -71,8 +68,6 @@ def anchored(efficiency: Efficiency | None, plan: Plan) -> Efficiency | None:
     calibration, or with an anchor, as it is."""
     if not isinstance(efficiency, Calibrated) or efficiency.anchor is not None or plan.prediction is None:
         return efficiency
-    from shardwright.cost.site.setting import setting_of
-
     return replace(efficiency, anchor=setting_of(plan, plan.prediction.time))
 
 
@@ -81,9 +76,6 @@ def on_site(plan: Plan, time: TimeBreakdown, efficiency: Efficiency) -> tuple[Ti
     breakdown as it is and None where no calibration was given."""
     if not isinstance(efficiency, Calibrated):
         return time, None
-    from shardwright.cost.site.calibration import effect_of
-    from shardwright.cost.site.setting import setting_of
-
     effect = effect_of(efficiency.site, setting_of(plan, time))
     if efficiency.anchor is not None:
         effect = replace(effect, factor=effect_of(efficiency.site, efficiency.anchor).factor)

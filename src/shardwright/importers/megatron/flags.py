@@ -39,6 +39,7 @@ IMPLIED = {
 }
 # The length of the run decides nothing about the plan: a script may leave it to its caller.
 LENGTHS = ("--train-iters", "--train-samples", "--train-tokens")
+LISTS = ("--recompute-modules", "--moe-router-load-balancing-type")
 OF_THE_USER = ("--tokenizer-type", "--tokenizer-model", "--patch-tokenizer-type", "--vocab-file")
 Effect = Literal["", "uncounted", "refused"]
 SWITCH = "switch"
@@ -173,7 +174,7 @@ def _value(flag: str, known: Known, values: list[str], place: str, scan: _Scan) 
     for value in values[1:]:
         refuse_hidden(value, place, scan.problems, scan.why)
     text = " ".join(values) if flag == "--moe-layer-freq" else values[0]
-    if flag == "--recompute-modules":
+    if flag in LISTS:
         return " ".join(values)
     if known.choices and text not in known.choices:
         scan.problems.append(

@@ -34,6 +34,7 @@ STRATEGIES: dict[str, Sharding] = {
     "optim_grads_params": "zero3",
 }
 STAGES: tuple[Sharding, ...] = ("none", "zero1", "zero2", "zero3")
+BALANCED = {"aux_loss", "seq_aux_loss", "global_aux_loss", "none"}  # with a capacity (transformer_config.py 1661)
 DISPATCHERS = {"alltoall_seq": "alltoall"}
 PLAIN = "with FSDP or an offloaded optimizer its types are priced as fp32"
 
@@ -116,6 +117,10 @@ def _batch(flags: Flags, data_parallel: int, job: Job | None, name: str) -> tupl
 def _job(flags: Flags, job: Job | None, global_batch: int, seq_len: int, name: str) -> Job:
     if flags["--bf16"] and flags["--fp16"]:
         raise bad(f"{name}: --fp16", "stands beside --bf16", "keep one of them")
+    balancing = flags["--moe-router-load-balancing-type"]
+    if flags["--moe-expert-capacity-factor"] is not None and not set(balancing.split()) <= BALANCED:
+        message = f"stands beside --moe-router-load-balancing-type {balancing}, with which Megatron-LM refuses it"
+        raise bad(f"{name}: --moe-expert-capacity-factor", message, f"balance by {', '.join(sorted(BALANCED))}")
     precision: Precision = "fp16" if flags["--fp16"] else "bf16" if flags["--bf16"] else "fp32"
     fp8 = flags["--fp8-format"] is not None
     tokens = job.tokens if job else None

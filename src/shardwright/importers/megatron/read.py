@@ -60,7 +60,7 @@ class Reading:
 def training_of(launches: tuple[Launch, ...], name: str) -> Launch:
     """Return the launch of a script that trains: the only one that says anything of a plan. Raises SpecError for none,
     and for several that differ."""
-    training = [launch for launch in launches if _decisive(launch)]
+    training = [launch for launch in launches if decisive(launch)]
     if not training:
         training = [launch for launch in launches if any(word.startswith("--") for word in launch.arguments)][-1:]
     if not training:
@@ -77,7 +77,8 @@ def several(training: Sequence[Launch], name: str) -> SpecError:
     return bad(name, f"starts several trainings that differ (lines {lines})", "give a script that starts one")
 
 
-def _decisive(launch: Launch) -> bool:
+def decisive(launch: Launch) -> bool:
+    """Return whether a launch says something that Megatron-LM alone is told."""
     flags = {word.partition("=")[0].replace("_", "-") for word in launch.arguments}
     return bool(flags & set(DECISIVE)) or "pretrain" in launch.program
 

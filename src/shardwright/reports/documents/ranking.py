@@ -148,9 +148,13 @@ def _search(report: SearchReport) -> Document:
 
 
 def evaluation_document(
-    result: Evaluation, problems: Sequence[Problem], origin: Origin, rungs: Sequence[Rung] = ()
+    result: Evaluation,
+    problems: Sequence[Problem],
+    origin: Origin,
+    rungs: Sequence[Rung] = (),
+    measured: float | None = None,
 ) -> Document:
-    """Return what `evaluate --json` prints."""
+    """Return what `evaluate --json` prints; `measured` seconds of the user's own run scale those of the ladder."""
     mine, best = result.plan, result.best.plans[0] if result.best.plans else None
     missing = shortages(mine)
     return {
@@ -161,7 +165,8 @@ def evaluation_document(
         "fits": not missing,
         "shortage": [{"kind": "stage_shortage", **asdict(stage)} for stage in missing],
         "remedies": [finding_document(remedy) for remedy in result.remedies],
-        "ladder": [_rung(rung) for rung in rungs],
+        "measured": None if measured is None else _measured(mine, measured),
+        "ladder": [_rung(rung, 1.0 if measured is None else measured / mine.iteration_seconds) for rung in rungs],
         "best": None if best is None else to_document(best),
         "no_trainer": None if result.best.no_trainer is None else finding_document(result.best.no_trainer),
         "verdict": asdict(verdict(mine, best, legal=not problems, gap=result.best.search.gap)),
@@ -198,8 +203,18 @@ def _differences(mine: Plan, best: Plan) -> Iterator[Document]:
     yield {"kind": "memory", "plan_bytes": peak, "best_bytes": least, "words": words}
 
 
-def _rung(rung: Rung) -> Document:
+def _measured(mine: Plan, seconds: float) -> Document:
+    low, high = mine.predicted.interval
     return {
+        "seconds": seconds,
+        "times_the_predicted": seconds / mine.iteration_seconds,
+        "within_interval": low <= seconds <= high,
+    }
+
+
+def _rung(rung: Rung, scale: float) -> Document:
+    return {
+        "seconds": scale * rung.plan.iteration_seconds,
         "plan": to_document(rung.plan),
         "free": rung.free,
         "arguments": list(rung.added),

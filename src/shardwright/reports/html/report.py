@@ -49,6 +49,10 @@ def report(
     none of these.
     """
     efficiency = efficiency or default_efficiency()
+    document = subject if isinstance(subject, Mapping) else {}
+    of_plan = isinstance(subject, Plan | Ranking) or not document.keys() & {"front", "plan", "diagnosis"}
+    if fewer and (not of_plan or other is not None or isinstance(subject, Path | Shopping | Evaluation)):
+        raise bad("`fewer=`", "is of one plan, or of what `plan` printed", "leave it out")
     if isinstance(subject, Ranking):
         subject = ranking_document(subject)
     elif isinstance(subject, Shopping):
@@ -88,6 +92,10 @@ def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command:
     if "best" in document and "plan" in document:
         best = () if document["best"] is None else (from_document(document["best"], "best"),)
         return _compared(from_document(document["plan"], "plan"), best, efficiency)
+    if "version" not in document:
+        raise bad(
+            "document", "has no page", "give a plan file, or what plan, shop, evaluate or diagnose printed as JSON"
+        )
     return _plan_alone(_ready(from_document(document), efficiency), efficiency, command, fewer=fewer)
 
 

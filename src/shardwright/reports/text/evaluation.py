@@ -115,7 +115,7 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
     """Return the steps from `mine` with the arguments that make each. `measured` seconds of the user's own
     run scale all times."""
     if not rungs:
-        return ""
+        return "" if measured is None else _measured_words(mine, measured, width)
     scale = measured / mine.iteration_seconds if measured else 1.0
     like = scale * mine.iteration_seconds
     lines, before = ["One change at a time", _step("yours", mine, scale, like, width)], mine
@@ -128,7 +128,7 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
         lines += [wrapped(rung.flags, INDENT, width)] if rung.flags else []
         before = rung.plan
     if measured:
-        lines += ["", _measured_words(mine, measured, width)]
+        lines += ["", _measured_words(mine, measured, width, " The times above are scaled by that.")]
     return "\n".join(lines)
 
 
@@ -139,13 +139,10 @@ def _step(words: str, plan: Plan, scale: float, like: float, width: int) -> str:
     return labelled(f"  {seconds}  {memory}", words, width, column=len(INDENT))
 
 
-def _measured_words(mine: Plan, measured: float, width: int) -> str:
+def _measured_words(mine: Plan, measured: float, width: int, more: str = "") -> str:
     prediction = mine.predicted
     seconds, (low, high) = prediction.iteration_seconds, prediction.interval
     inside = "inside" if low <= measured <= high else "outside"
     took, other = (clock(value, like=measured) for value in (measured, seconds))
-    words = (
-        f"You measured {took}; {other} was predicted ({measured / seconds - 1.0:+.1%}), {inside} its interval. "
-        "The times above are scaled by that."
-    )
-    return wrapped(words, "", width)
+    words = f"You measured {took}; {other} was predicted ({measured / seconds - 1.0:+.1%}), {inside} its interval."
+    return wrapped(words + more, "", width)

@@ -14,7 +14,7 @@ from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
-from shardwright.errors import bad, reject, require
+from shardwright.errors import bad, reject
 from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import (
@@ -75,7 +75,7 @@ def shop(
     candidates; plans of mixes are for `exportable_to` as those of `planner.plan`, whose `indifference` this is, too.
     Raises SpecError for input that makes no sense.
     """
-    require_shopping(model, offers, job)
+    require_tokens(job)
     require_fit(fit)
     require_indifference(indifference)
     require_sure(sure, job)
@@ -134,11 +134,8 @@ def shop(
     )
 
 
-def require_shopping(model: Model, offers: Offers, job: Job) -> None:
-    """Raise SpecError for what is no question."""
-    require("model", model, Model, 'load_model("llama-3.1-8b")')
-    require("offers", offers, Offers, 'load_offers("offers.yaml")')
-    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+def require_tokens(job: Job) -> None:
+    """Raise SpecError for a run of no length."""
     if job.tokens is None:
         raise bad("`tokens=`", "is missing", "say how many tokens the run has: `tokens=1T`")
 

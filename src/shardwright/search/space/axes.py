@@ -57,6 +57,14 @@ class Space:
     tp_per_type: bool = False
     options: Choices = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raise SpecError for pins that are no numbers of an axis, as `parse_pins` makes them."""
+        for axis, values in self.pins.items():
+            if axis not in AXES:
+                raise bad("`pins=`", f"there is no parameter {axis!r}", suggestion(str(axis), AXES))
+            if not isinstance(values, Sequence) or not all(isinstance(value, int | float) for value in values):
+                raise bad("`pins=`", f"{values!r:.60} are no numbers of {axis}", 'plan(pins={"tp": 8}) takes words')
+
     def allowed(self, axis: str, values: Sequence[Value]) -> tuple[Value, ...]:
         """Return those of `values` that the pins leave."""
         pinned = self.pins.get(axis)

@@ -24,17 +24,17 @@ KINDS = (PLAN, REPORT, *TARGETS)
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a ZIP can hold: the same plan gives the same bytes
 
 
-def download(fields: object, site: SiteCalibration | None = None) -> Iterator[Answer]:
+def download(fields: object, site: SiteCalibration | None = None, site_file: str = "") -> Iterator[Answer]:
     """Yield the one file for the JSON of a request with its kind (`to`): `name`, `type` and `content`, or `errors`.
     Several files come as one ZIP. Plans are on the site of a calibration if one is given."""
     efficiency = None if site is None else calibrated(default_efficiency(), site)
     try:
-        yield _download(dict(fields) if isinstance(fields, Mapping) else {}, efficiency)
+        yield _download(dict(fields) if isinstance(fields, Mapping) else {}, efficiency, site_file)
     except SpecError as error:
         yield error_answer(error)
 
 
-def _download(fields: dict[str, object], efficiency: Efficiency | None) -> Answer:
+def _download(fields: dict[str, object], efficiency: Efficiency | None, site_file: str) -> Answer:
     to = fields.pop("to", None)
     if to not in KINDS:
         raise bad("to", "is no kind of file", f"one of {', '.join(KINDS)}")
@@ -43,7 +43,7 @@ def _download(fields: dict[str, object], efficiency: Efficiency | None) -> Answe
     if ranking.infeasible is not None:
         raise bad("plan", in_words(ranking.infeasible.reason), "change the question")
     if to == REPORT:
-        return _file("report.html", report(ranking, command=command_line(request)))
+        return _file("report.html", report(ranking, command=command_line(request, site_file)))
     files = {"plan.json": dumps(ranking.best)} if to == PLAN else export(ranking.best, str(to)).files
     if len(files) == 1:
         return _file(*next(iter(files.items())))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,16 +28,18 @@ from urllib.parse import urlsplit
 from shardwright.cost.site.calibration import SiteCalibration
 from shardwright.errors import SpecError, bad
 from shardwright.rows import stated
-from shardwright.serving.answers import Answer
+from shardwright.serving.answers import Answer, error_answer
 from shardwright.serving.requests import MOST_SECONDS
 from shardwright.serving.tools import API, MOST_TOOL_BYTES, Toolbox, openapi
 from shardwright.serving.what_if.downloads import KINDS, download
 from shardwright.serving.what_if.page import FILES, File
 from shardwright.serving.what_if.steps import steps
 from shardwright.serving.worker import Question, asked, once, prepare
+from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import parse_json
 
 OPENAPI = "/openapi.json"
+NOTES = "Shardwright-Notes"  # what a command says beside its document, as a JSON list in ASCII
 MOST_BYTES = 16_384  # of a question of the page
 MOST_AT_ONCE = 4  # searches
 PATIENCE_SECONDS = 10.0  # for a question to arrive, and for a free place among the searches
@@ -62,18 +64,23 @@ SAFE = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page until it is closed, its plans on the site of a calibration if one is given, and tools. Raises
-    SpecError where the address cannot be had."""
+    """Serves the page until it is closed, its plans on the site of a calibration if one is given, by its file, and
+    tools. Raises SpecError where the address cannot be had."""
 
     daemon_threads = True
     allow_reuse_address = True
 
     def __init__(
-        self, host: str, port: int, site: SiteCalibration | None = None, toolbox: Toolbox | None = None
+        self,
+        host: str,
+        port: int,
+        site: SiteCalibration | None = None,
+        toolbox: Toolbox | None = None,
+        site_file: str = "",
     ) -> None:
         self.host = host
         self.toolbox = toolbox or Toolbox(tools=(), ask=_nobody)
-        self.on_site = {"site": site}
+        self.on_site: dict[str, Any] = {"site": site, "site_file": site_file}
         self.places = BoundedSemaphore(MOST_AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -140,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             fields = parse_json(body.decode("utf-8", "replace"), "request")
         except SpecError as error:
-            self.send_error(HTTPStatus.BAD_REQUEST, explain=str(error))
+            self._send_json(error_answer(error), HTTPStatus.BAD_REQUEST)
             return
         places = self._server.places
         if not places.acquire(timeout=PATIENCE_SECONDS):
@@ -168,13 +175,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tool(self, fields: object) -> None:
         """Send the document of a tool, which works in a folder of its own, or what is wrong."""
-        arguments = fields if isinstance(fields, dict) else {}
+        if not isinstance(fields, dict):
+            wrong = bad(
+                "request", f"expected keys with values, got {shown(fields)}", 'send {"model": "llama-3.1-8b", …}'
+            )
+            self._send_json(error_answer(wrong), HTTPStatus.UNPROCESSABLE_ENTITY)
+            return
         with TemporaryDirectory(prefix="shardwright-") as folder:
-            question = partial(self._server.toolbox.ask, self.path.removeprefix(API), arguments, folder)
+            question = partial(self._server.toolbox.ask, self.path.removeprefix(API), fields, folder)
             for answer in self._answers(once, question):
                 refused = "errors" in answer
                 document = answer if refused else answer["document"]
-                self._send_json(document, HTTPStatus.UNPROCESSABLE_ENTITY if refused else HTTPStatus.OK)
+                status = HTTPStatus.UNPROCESSABLE_ENTITY if refused else HTTPStatus.OK
+                self._send_json(document, status, notes=answer.get("notes", ()))
 
     def _answers(self, question: Question, fields: object) -> Iterator[Answer]:
         """Yield answers until they end, time is up, or the other side closes its connection."""
@@ -196,14 +209,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _server(self) -> Server:
         return cast("Server", self.server)
 
-    def _send_json(self, document: object, status: int) -> None:
-        self._send("application/json", json.dumps(document, ensure_ascii=False).encode(), status=status)
-
-    def _send(self, kind: str, content: bytes, *, name: str = "", status: int = HTTPStatus.OK) -> None:
-        self._head(kind, name=name, length=len(content), status=status)
+    def _send_json(self, document: object, status: int, notes: Sequence[str] = ()) -> None:
+        content = json.dumps(document, ensure_ascii=False).encode()
+        self._head("application/json", length=len(content), status=status, notes=notes)
         self.wfile.write(content)
 
-    def _head(self, kind: str, *, name: str = "", length: int | None = None, status: int = HTTPStatus.OK) -> None:
+    def _send(self, kind: str, content: bytes, *, name: str = "") -> None:
+        self._head(kind, name=name, length=len(content))
+        self.wfile.write(content)
+
+    def _head(
+        self,
+        kind: str,
+        *,
+        name: str = "",
+        length: int | None = None,
+        status: int = HTTPStatus.OK,
+        notes: Sequence[str] = (),
+    ) -> None:
         self.send_response(status)
         headers = {
             "Content-Type": kind,
@@ -211,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             **SAFE,
             "Content-Length": None if length is None else str(length),
             "Content-Disposition": f'attachment; filename="{name}"' if name else None,
+            NOTES: json.dumps(notes) if notes else None,
         }
         for field, value in stated(headers).items():
             self.send_header(field, value)

@@ -27,22 +27,24 @@ from shardwright.search.replan import Kept, replan
 from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import PlanRequest, described, plan_request, planned
 from shardwright.spec.read.cluster import groups_of, parse_cluster
+from shardwright.trainers.plan import USUAL
 from shardwright.trainers.runs import runners
 from shardwright.units import format_count, format_seconds
 
 
-def steps(fields: object, site: SiteCalibration | None = None) -> Iterator[Answer]:
-    """Yield the answers to the JSON of a request, on the site of a calibration if one is given. `step` says what an
-    answer is: `first` plans, the `front`, the `best` plan or `none`, or `errors`."""
+def steps(fields: object, site: SiteCalibration | None = None, site_file: str = "") -> Iterator[Answer]:
+    """Yield the answers to the JSON of a request, on the site of a calibration if one is given, by its file. `step`
+    says what an answer is: `first` plans, the `front`, the `best` plan or `none`, or `errors`."""
     efficiency: Efficiency = default_efficiency()
     try:
         request = plan_request(fields)
-        yield from _steps(request, efficiency if site is None else calibrated(efficiency, site))
+        on_site = efficiency if site is None else calibrated(efficiency, site)
+        yield from _steps(request, on_site, command_line(request, site_file))
     except SpecError as error:
         yield {"step": "errors", "errors": [_error(problem, fields) for problem in error.problems]}
 
 
-def _steps(request: PlanRequest, efficiency: Efficiency) -> Iterator[Answer]:
+def _steps(request: PlanRequest, efficiency: Efficiency, command: str) -> Iterator[Answer]:
     model, cluster, job = described(request)
     kept: Kept = {}
     quick: Plan | None = None
@@ -61,7 +63,7 @@ def _steps(request: PlanRequest, efficiency: Efficiency) -> Iterator[Answer]:
         return
     best = ranking.best
     whole = [*_at_once(best), map_section(best), timeline_section(best, efficiency)]
-    yield _told("best", best, whole) | {"search": _search_words(ranking), "command": command_line(request)}
+    yield _told("best", best, whole) | {"search": _search_words(ranking), "command": command}
     yield _sections("front", [front_section(best, request.cluster, anchored(efficiency, best))])
 
 
@@ -114,8 +116,8 @@ def _search_words(ranking: Ranking) -> str:
     return words if report.gap is None else f"proved within {report.gap:.2%} of the {words}"
 
 
-def command_line(request: PlanRequest) -> str:
-    """Return the command that makes the same plan."""
+def command_line(request: PlanRequest, site_file: str = "") -> str:
+    """Return the command that makes the same plan, on the site of a calibration in a file."""
     words = {
         "model": request.model,
         "cluster": request.cluster,
@@ -124,6 +126,8 @@ def command_line(request: PlanRequest) -> str:
         "tokens": request.tokens,
         "precision": None if request.precision == "bf16" else request.precision,
         "objective": None if request.objective == "time" else request.objective,
+        "framework": None if request.framework == USUAL else request.framework,
+        "calibration": site_file or None,
         "budget": request.budget_dollars and f"{request.budget_dollars:.12g}",
         "deadline": request.deadline_hours and f"{request.deadline_hours:.12g}",
     }

@@ -86,7 +86,8 @@ def resolve_gpu(name: str, path: str = "gpu") -> tuple[Gpu, str]:
     if known is None:
         hint = (
             suggestion(name, [*gpus(), *(row["alias"] for row in shipped_table(CATALOG, "aliases.csv"))])
-            + " `shardwright gpus` lists all"
+            + " `shardwright gpus` lists all; a cluster file describes others, as gpu: {name: X1, memory_gb: 96, "
+            "memory_gb_per_second: 3000, bf16_tflops: 500}"
         )
         raise bad(path, f"unknown GPU {shown(name)}", hint)
     return gpus()[known[0]], known[1]

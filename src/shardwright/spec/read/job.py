@@ -134,7 +134,12 @@ def make_job(
         freeze=frozen,
         encoder_seq_len=None if encoder_seq_len is None else int(encoder_seq_len),
     )
-    return job if steps is None else replace(job, tokens=float(steps) * job.tokens_per_iteration)
+    job = job if steps is None else replace(job, tokens=float(steps) * job.tokens_per_iteration)
+    if job.tokens is not None and job.tokens < job.tokens_per_iteration:
+        said = "tokens" if steps is None else "steps"
+        message = f"{job.tokens:,.0f} tokens are less than a step, which takes {job.tokens_per_iteration:,}"
+        raise bad(said, message, "give a step or more")
+    return job
 
 
 def _preference(problems: list[Problem], text: str | None) -> Preference | None:

@@ -36,9 +36,9 @@ def is_layer_profile(data: object) -> bool:
     return isinstance(data, Mapping) and "entries" in data and "operators" not in data
 
 
-def load_layer_profile(path: Path) -> LayerProfile:
+def load_layer_profile(path: Path | str) -> LayerProfile:
     """Return the layer profile that a file holds. Raises SpecError, naming every faulty field."""
-    with document(path) as data:
+    with document(Path(path)) as data:
         return layer_profile(data, str(path))
 
 

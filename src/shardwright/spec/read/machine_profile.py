@@ -135,9 +135,9 @@ def save_profile(profile: MachineProfile, path: Path) -> None:
     write_atomically(path, json.dumps(to_document(profile), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def load_profile(path: Path) -> MachineProfile:
+def load_profile(path: Path | str) -> MachineProfile:
     """Return the profile that a file holds. Raises SpecError, naming every faulty field, for any other file."""
-    with document(path) as data:
+    with document(Path(path)) as data:
         return from_document(data, str(path))
 
 
