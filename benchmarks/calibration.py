@@ -30,8 +30,8 @@ from shardwright.cost.predict import predict
 from shardwright.cost.site.calibration import SiteCalibration, SiteRun, effect_of
 from shardwright.cost.site.setting import setting_of
 from shardwright.validation.case import Case
+from shardwright.validation.outcome import plans_of
 from shardwright.validation.runs import PublishedRun, published_runs, read_runs
-from shardwright.validation.site import plans_of
 
 COUNTS = (0, 1, 3, 10)
 FEWEST, MOST = 12, 200  # configurations of a source

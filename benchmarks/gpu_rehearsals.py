@@ -12,7 +12,7 @@ from shardwright.rehearsal.document import expected, memory_of
 from shardwright.rehearsal.rehearse import NoRoomError, asked
 from shardwright.rehearsal.trainers import question_of
 from shardwright.reports.text.layout import table
-from shardwright.runtime.layout.places import places_of
+from shardwright.runtime.layout.groups import places_of
 from shardwright.search.planner import plan
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.adapter import parse_adapter

@@ -24,11 +24,10 @@ from shardwright.arrays import Bools
 from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
-from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.graph import COMPUTE, STATE, Graph
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.models.transformers import Transformer, language_model
 from shardwright.synthesis.prices import Prices, RankShares
-from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import ProgramProblem, in_whole_units, search
 
 V100 = Device(name="V100", flops_per_second=3.86e12, memory_bytes=16e9)

@@ -18,7 +18,7 @@ from shardwright.cost.iteration.places import places_of
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
-from shardwright.runtime.layout.places import places_of as runtime_places
+from shardwright.runtime.layout.groups import places_of as runtime_places
 from shardwright.spec.read.cluster import build_cluster
 
 EFFICIENCY = Analytic()

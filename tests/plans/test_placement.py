@@ -18,7 +18,7 @@ from shardwright.cost.iteration.places import places_of as stage_places
 from shardwright.cost.learned import default_efficiency
 from shardwright.plans.placement import COPIES_TOGETHER, STAGES_TOGETHER, machine_sizes
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
-from shardwright.runtime.layout.places import places_of
+from shardwright.runtime.layout.groups import places_of
 from shardwright.spec.read.cluster import build_cluster
 
 RANK_ORDERS: tuple[RankOrder, ...] = (COPIES_TOGETHER, STAGES_TOGETHER)

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.recovery.leadership import Standing, leader_of
-from shardwright.recovery.quorum import Address, Generation, Machine
+from shardwright.recovery.quorum import Address, Generation, Machine, Standing, leader_of
 
 NAMES = range(6)
 

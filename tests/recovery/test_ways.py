@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import shardwright
 from shardwright import check, predict
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Schedule
-from shardwright.recovery.decide import Phase, RecoveryOption, decide, dollars_per_token, expected_tokens
 from shardwright.recovery.outlook import FleetChange, Outlook, outlook_of
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.seats import copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
@@ -23,9 +22,14 @@ from shardwright.recovery.ways import (
     COPIES_LEFT,
     REFILL,
     REFORM_SECONDS,
+    Phase,
+    RecoveryOption,
     RunPlans,
     broken_copies,
     choose,
+    decide,
+    dollars_per_token,
+    expected_tokens,
     refilled,
     without,
 )

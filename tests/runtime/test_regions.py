@@ -28,8 +28,7 @@ from shardwright.runtime.model.initial import initial_values, seeded
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.model.regions import compiled
-from shardwright.runtime.step.compilation import run_each_kind
-from shardwright.runtime.step.engine import Engine, evaluate, make_engine, train_step
+from shardwright.runtime.step.engine import Engine, evaluate, make_engine, run_each_kind, train_step
 from shardwright.spec.job import Precision
 from shardwright.spec.model import Model
 

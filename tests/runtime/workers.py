@@ -29,13 +29,11 @@ from shardwright.runtime.model.initial import Initial, as_kept, beside, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state import buckets
 from shardwright.runtime.state.blocks import Blocks
-from shardwright.runtime.state.holdings import holdings_of, parameter_shapes
 from shardwright.runtime.state.loss_scale import LossScale
-from shardwright.runtime.state.pieces import CutShape, StatePiece, copy_overlap, overlaps
+from shardwright.runtime.state.pieces import CutShape, StatePiece, copy_overlap, holdings_of, overlaps, parameter_shapes
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.slots import Slot
-from shardwright.runtime.step.compilation import run_each_kind
-from shardwright.runtime.step.engine import Engine, evaluate, make_engine, train_step
+from shardwright.runtime.step.engine import Engine, evaluate, make_engine, run_each_kind, train_step
 from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
 

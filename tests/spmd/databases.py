@@ -27,9 +27,8 @@ from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.replacements import numbered, replaced_operators
 from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import trace
-from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.graph import Graph, Sharded
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.properties import Sharded
 from shardwright.synthesis.rules.candidates import Choices
 from shardwright.synthesis.rules.signature import Cut, Signature, cut_rule, linear_rules, placed, replicated
 from shardwright.synthesis.rules.table import signature

@@ -7,9 +7,8 @@ from random import Random
 
 from tests.spmd.programs import whole
 
-from shardwright.synthesis.graph import Graph, Ref
+from shardwright.synthesis.graph import Graph, Partial, Property, Ref, Replicated, Sharded
 from shardwright.synthesis.program import Communication, Program, Step, check
-from shardwright.synthesis.properties import Partial, Property, Replicated, Sharded
 from shardwright.synthesis.rules.candidates import Choices
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.graph import REPLICATED, Graph, local_shape
 from shardwright.synthesis.program import Program, Step
-from shardwright.synthesis.properties import REPLICATED, local_shape
 
 
 def whole(graph: Graph, ranks: int = 1) -> Program:

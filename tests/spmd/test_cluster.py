@@ -14,9 +14,8 @@ from shardwright.cost.compute.efficiency import KERNEL_SECONDS
 from shardwright.cost.network.collectives import SECONDS, Fabric, Group
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
 from shardwright.spmd.synthesize import launch_seconds, machines_of
-from shardwright.synthesis.graph import FREE
+from shardwright.synthesis.graph import COMPUTE, FREE, REPLICATED, Sharded
 from shardwright.synthesis.machines import conversion
-from shardwright.synthesis.properties import COMPUTE, REPLICATED, Sharded
 from shardwright.synthesis.synthesize import launched, synthesize
 
 CLUSTER = load_cluster("2x4xV100-SXM2")

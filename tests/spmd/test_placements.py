@@ -20,8 +20,8 @@ from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import state_names, whole_state
 from shardwright.synthesis.baselines import STRATEGIES
+from shardwright.synthesis.graph import STATE
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
-from shardwright.synthesis.properties import STATE
 from shardwright.synthesis.synthesize import synthesize
 
 RANKS = 2

@@ -13,7 +13,7 @@ from tests.synthesis.clusters import unequal
 
 from shardwright.spmd.trace import trace
 from shardwright.synthesis.baselines import STRATEGIES
-from shardwright.synthesis.properties import STATE, Partial, Sharded
+from shardwright.synthesis.graph import STATE, Partial, Sharded
 from shardwright.synthesis.schedule import Send, schedule
 from shardwright.synthesis.synthesize import synthesize
 

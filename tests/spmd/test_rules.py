@@ -20,9 +20,8 @@ from shardwright.spmd import kernels
 from shardwright.spmd.check import ThreadFabric, on_ranks
 from shardwright.spmd.execute import SPECIAL, Call, Site, run
 from shardwright.spmd.shards import RankPlace, cut
-from shardwright.synthesis.graph import Argument, Node, Ref, Value
+from shardwright.synthesis.graph import Argument, Node, Partial, Property, Ref, Sharded, Sizes, Value
 from shardwright.synthesis.program import Step
-from shardwright.synthesis.properties import Partial, Property, Sharded, Sizes
 from shardwright.synthesis.rules.signature import Cut, OperatorRule, cut_rule, linear_rules, replicated
 from shardwright.synthesis.rules.table import RESIZED, ROWS, signature
 

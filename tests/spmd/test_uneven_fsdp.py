@@ -16,8 +16,8 @@ from tests.synthesis.clusters import unequal
 from shardwright.spmd.fabric import ProcessFabric
 from shardwright.spmd.training import SpmdStep
 from shardwright.synthesis.baselines import STRATEGIES
+from shardwright.synthesis.graph import COMPUTE, STATE, Sharded
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.properties import COMPUTE, STATE, Sharded
 from shardwright.synthesis.synthesize import synthesize
 
 SLOW_BYTES = 7e5  # of the memory of each of the slow GPUs, which would hold 7.6e5 with even parts

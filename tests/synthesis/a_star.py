@@ -17,8 +17,8 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.synthesis.best_rules import ProgramBound, relaxed
 from shardwright.synthesis.decisions import Decisions, Use
+from shardwright.synthesis.graph import Property
 from shardwright.synthesis.prices import Prices
-from shardwright.synthesis.properties import Property
 
 Seen: TypeAlias = tuple[Property | None, frozenset[Property]]
 """Of one use: the property in which it is made, if that is decided, and those asked for so far."""

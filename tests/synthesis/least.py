@@ -15,9 +15,9 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.synthesis.best_rules import relaxed
 from shardwright.synthesis.decisions import Decisions, columns
+from shardwright.synthesis.graph import COMPUTE, FEATURES, STATE, Property, Replicated, Sharded
 from shardwright.synthesis.machines import Machines, Sent, conversion, gather_grouped, gather_padded
 from shardwright.synthesis.prices import RankShares, alone_seconds, fixed_seconds, prices
-from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Property, Replicated, Sharded
 
 RATIOS = (COMPUTE, FEATURES, STATE)
 HALVED = 2  # ratios: that of state stays as wide as it is, for it costs least where it is even

@@ -12,9 +12,9 @@ from tests.synthesis.test_synthesize import GRAPHS
 from shardwright.synthesis.baselines import data_parallel
 from shardwright.synthesis.decisions import DEFERRED
 from shardwright.synthesis.extract import program
+from shardwright.synthesis.graph import PARTIAL, REPLICATED, Property, Sharded
 from shardwright.synthesis.machines import Machines, conversion, exchange, reduce_flat, reduce_hierarchical
 from shardwright.synthesis.prices import prices
-from shardwright.synthesis.properties import PARTIAL, REPLICATED, Property, Sharded
 from shardwright.synthesis.schedule import Send, schedule
 from shardwright.synthesis.synthesize import search
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.synthesis.graph import Graph, Node, Ref, Value
+from shardwright.synthesis.graph import PARTIAL, REPLICATED, Graph, Node, Ref, Sharded, Value, local_shape
 from shardwright.synthesis.program import Communication, Program, Step, check, from_json, text, to_json
-from shardwright.synthesis.properties import PARTIAL, REPLICATED, Sharded, local_shape
 
 X, W, Y, G = Ref("x"), Ref("w"), Ref("y"), Ref("g")
 ROWS = Sharded(0, 4)

@@ -144,8 +144,8 @@ def _read(runs: Sequence[str], plans: Sequence[Plan]) -> Read:
 
 def _read_tables(runs: Sequence[str], tables: Sequence[str], plans: Sequence[Plan]) -> Read:
     from shardwright.cost.learned import default_efficiency
+    from shardwright.validation.outcome import measured_runs
     from shardwright.validation.runs import read_runs
-    from shardwright.validation.site import measured_runs
 
     if len(tables) < len(runs) or plans:
         raise bad(

@@ -311,8 +311,14 @@ def require_measurable(plan: Plan) -> None:
 def require_input(plan: Plan, settings: Settings) -> None:
     """Raise SpecError where data or checkpoint are not what the run needs, before anything is started; say what differs
     from the checkpoint and may. Needs no PyTorch."""
-    from shardwright.runtime.job.course import course_of, require_same_course
-    from shardwright.runtime.job.inputs import details_for, held_out_samples, require_fresh, samples_of
+    from shardwright.runtime.job.course import (
+        course_of,
+        details_for,
+        held_out_samples,
+        require_fresh,
+        require_same_course,
+        samples_of,
+    )
     from shardwright.runtime.job.metrics import require_trackers
     from shardwright.runtime.storage.data import require_known
     from shardwright.runtime.storage.mixture import require_one_tokenizer

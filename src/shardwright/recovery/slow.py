@@ -14,10 +14,18 @@ from statistics import median
 
 from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.recovery.decide import Phase, RecoveryDecision, RecoveryOption, decide
 from shardwright.recovery.outlook import Outlook
 from shardwright.recovery.quorum import Machine
-from shardwright.recovery.ways import REFORM_SECONDS, Templates, dollars_per_hour, template_of
+from shardwright.recovery.ways import (
+    REFORM_SECONDS,
+    Phase,
+    RecoveryDecision,
+    RecoveryOption,
+    Templates,
+    decide,
+    dollars_per_hour,
+    template_of,
+)
 from shardwright.rows import grouped
 from shardwright.search.planner import predict
 from shardwright.spec.cluster import Gpu

@@ -30,7 +30,7 @@ from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, stage_row, strategies
 from shardwright.plans.plan import Plan, Recompute, StageMemory
 from shardwright.records import record
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Place
 from shardwright.spec.adapter import Matrix, adapted, matrices
 from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.job import Job

@@ -19,7 +19,7 @@ from shardwright.plans.plan import Plan
 from shardwright.progress import tell
 from shardwright.rehearsal.document import RankRehearsal, Rehearsal, expected, memory_of
 from shardwright.rehearsal.trainers import question_of, trainer_of
-from shardwright.runtime.layout.places import Place, places_of
+from shardwright.runtime.layout.groups import Place, places_of
 from shardwright.units import GIGA
 
 LIMIT_SECONDS, LIMIT_GIGABYTES = 900.0, 8.0  # of a rank; chosen: tens of seconds and half a gigabyte are usual

@@ -19,8 +19,8 @@ from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rows import holding
+from shardwright.runtime.layout.groups import Place
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.runtime.layout.places import Place
 from shardwright.spec.forward_pass import PLAIN, ForwardPass
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

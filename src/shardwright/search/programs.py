@@ -30,13 +30,12 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.synthesis.baselines import Rules, everything
 from shardwright.synthesis.decisions import Decisions, ParameterState, decisions
-from shardwright.synthesis.graph import ITEM_BYTES, Graph
+from shardwright.synthesis.graph import COMPUTE, FEATURES, ITEM_BYTES, STATE, Graph, Sharded
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.models.described import other_than, training_step
 from shardwright.synthesis.prices import Prices, prices, seconds_of
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
 from shardwright.synthesis.synthesize import Synthesis, best_of, written
 
 Keep = Callable[[Graph, Program], None]

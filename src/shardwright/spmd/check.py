@@ -28,8 +28,7 @@ from shardwright.spmd.task import Task
 from shardwright.spmd.trace import Loss
 from shardwright.spmd.training import SpmdStep, whole_state
 from shardwright.spmd.user_code import user_code
-from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.properties import REPLICATED, Property
+from shardwright.synthesis.graph import REPLICATED, Graph, Property
 
 SPREAD = 0.02  # of what is drawn where a parameter starts constant, the usual spread of weights
 ROUNDINGS = 3.0  # the difference that is rounding, in square roots of the precision: 1e-3 in fp32; chosen, 1 to 10

@@ -28,7 +28,7 @@ from shardwright.records import record
 from shardwright.spec.text.reading import read_text
 from shardwright.spmd.shards import by_units, cut, from_units
 from shardwright.spmd.training import SpmdStep
-from shardwright.synthesis.properties import Property, Sharded, Sizes, document, from_document
+from shardwright.synthesis.graph import Property, Sharded, Sizes, property_document, property_of_document
 
 VERSION = 1
 MANIFEST = "run.json"
@@ -110,7 +110,7 @@ def opened(path: Path) -> Manifest:
             settings=part["settings"],
             optimizer=part.get("optimizer", ""),
             ranks=part["ranks"],
-            held={name: from_document(row) for name, row in part["held"].items()},
+            held={name: property_of_document(row) for name, row in part["held"].items()},
             sizes={(ratio, units): tuple(row) for ratio, units, row in part["sizes"]},
             kept=part["kept"],
         )
@@ -190,7 +190,7 @@ def _commit(
             "settings": dict(settings),
             "optimizer": type(optimizer).__name__,
             "ranks": step.fabric.ranks,
-            "held": {name: document(step.held(ref)) for name, ref in step.leaves().items()},
+            "held": {name: property_document(step.held(ref)) for name, ref in step.leaves().items()},
             "sizes": [[ratio, units, list(row)] for (ratio, units), row in step.place.sizes.items()],
             "kept": {name: some for name, some in kept.items() if some},
         }

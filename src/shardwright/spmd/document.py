@@ -20,9 +20,8 @@ from shardwright.records import record
 from shardwright.spec.text.reading import read_text
 from shardwright.synthesis import graph as graphs
 from shardwright.synthesis import program as programs
-from shardwright.synthesis.graph import Graph, Ref, Value
+from shardwright.synthesis.graph import STATE, Graph, Property, Ref, Sharded, Sizes, Value, local_shape
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.properties import STATE, Property, Sharded, Sizes, local_shape
 
 VERSION = 1
 Words = Callable[[Value, Property, Sizes], str]

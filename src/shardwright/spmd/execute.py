@@ -21,9 +21,8 @@ from shardwright.records import record
 from shardwright.spmd import kernels
 from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.shards import RankPlace, convert_all, cut, positions
-from shardwright.synthesis.graph import ITEM_BYTES, Graph, Node, Ref, Value
+from shardwright.synthesis.graph import ITEM_BYTES, Graph, Node, Partial, Property, Ref, Sharded, Value
 from shardwright.synthesis.program import Communication, Program, Step
-from shardwright.synthesis.properties import Partial, Property, Sharded
 from shardwright.synthesis.rules.table import RESIZED
 from shardwright.synthesis.schedule import Action, ComputeNode, Forget, Key, Leave, Send, Wait, ends, schedule
 

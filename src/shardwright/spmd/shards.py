@@ -14,8 +14,8 @@ from torch import Tensor
 
 from shardwright.records import record
 from shardwright.spmd.fabric import Finish, RankFabric
+from shardwright.synthesis.graph import Partial, Property, Replicated, Sharded, Sizes, local_shape
 from shardwright.synthesis.program import Communication
-from shardwright.synthesis.properties import Partial, Property, Replicated, Sharded, Sizes, local_shape
 
 
 @record

@@ -12,9 +12,8 @@ from shardwright.spmd.execute import Executable, Site, compiled, execute
 from shardwright.spmd.fabric import ProcessFabric, RankFabric
 from shardwright.spmd.shards import RankPlace, cut, gathered
 from shardwright.spmd.trace import canonical_names
-from shardwright.synthesis.graph import Graph, Ref
+from shardwright.synthesis.graph import Graph, Property, Ref, Sharded
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.properties import Property, Sharded
 
 
 def state_names(module: nn.Module) -> dict[str, str]:

@@ -2,9 +2,8 @@
 
 What a program is made of:
 
-* `graph`: the operators of a training step as data, and their operations and bytes
+* `graph`: the operators of a training step as data, their operations and bytes, and how ranks hold their tensors
 * `models/`: graphs of well-known models, built without tracing
-* `properties`: how the parts that the ranks hold make up a tensor
 * `program`: what every rank does, with its check, JSON and text
 
 What may be chosen:

@@ -16,9 +16,8 @@ import numpy as np
 
 from shardwright.arrays import Bools
 from shardwright.synthesis.decisions import Decision, Decisions
-from shardwright.synthesis.graph import product
+from shardwright.synthesis.graph import COMPUTE, STATE, Replicated, product
 from shardwright.synthesis.prices import Prices
-from shardwright.synthesis.properties import COMPUTE, STATE, Replicated
 from shardwright.synthesis.rules.signature import OperatorRule
 
 Rules: TypeAlias = Callable[[Decisions, Prices], Bools]

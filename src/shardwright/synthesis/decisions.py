@@ -16,9 +16,8 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.records import record
-from shardwright.synthesis.graph import Graph, Node, Ref, Value, words
+from shardwright.synthesis.graph import REPLICATED, STATE, Graph, Node, Property, Ref, Sharded, Value, words
 from shardwright.synthesis.machines import possible
-from shardwright.synthesis.properties import REPLICATED, STATE, Property, Sharded
 from shardwright.synthesis.rules.candidates import choices
 from shardwright.synthesis.rules.signature import OperatorRule
 from shardwright.synthesis.schedule import call_sizes

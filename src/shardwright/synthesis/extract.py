@@ -12,11 +12,10 @@ from shardwright.arrays import Ints
 from shardwright.rounding import coarse
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import Decisions
-from shardwright.synthesis.graph import Graph, Node, Ref, flops
+from shardwright.synthesis.graph import REPLICATED, Graph, Node, Property, Ref, Sharded, flops
 from shardwright.synthesis.machines import Machines, conversion
 from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.program import Communication, Program, Step
-from shardwright.synthesis.properties import REPLICATED, Property, Sharded
 from shardwright.synthesis.rules.signature import OperatorRule
 from shardwright.synthesis.schedule import call_sizes
 from shardwright.synthesis.shorten import ties

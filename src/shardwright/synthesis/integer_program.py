@@ -32,10 +32,10 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.records import record
 from shardwright.rows import grouped
 from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, DecisionColumns, Decisions
+from shardwright.synthesis.graph import Property, Sharded
 from shardwright.synthesis.linear import LinearRows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 from shardwright.synthesis.prices import Prices, slower
-from shardwright.synthesis.properties import Property, Sharded
 
 Edge: TypeAlias = tuple[int, int, Property, Property]  # use, reader of it, made, asked
 TIME_ROWS = 8  # of kind 5 at the start

@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.records import record
 from shardwright.rows import grouped
-from shardwright.synthesis.properties import Partial, Property, Replicated, Sharded
+from shardwright.synthesis.graph import Partial, Property, Replicated, Sharded
 
 OVERLAP_SLOWDOWN = 1e-3  # of what is sent while devices compute, as time lost; keeps equal times from being ties
 

@@ -24,11 +24,10 @@ from shardwright.arrays import Floats, Ints
 from shardwright.records import record
 from shardwright.synthesis.decisions import Decisions, ParameterState
 from shardwright.synthesis.extract import by_fastest, needed, steps_of
-from shardwright.synthesis.graph import FREE, Graph, Node, Ref, Value, words
+from shardwright.synthesis.graph import FREE, Graph, Node, Property, Ref, Sharded, Value, words
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.program import Communication, Program
-from shardwright.synthesis.properties import Property, Sharded
 from shardwright.synthesis.schedule import Action, ComputeNode, Forget, Key, Leave, Send, Wait, schedule
 
 Cut: TypeAlias = tuple[str, int]  # a ratio and a number of units

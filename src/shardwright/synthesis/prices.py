@@ -11,9 +11,8 @@ import numpy as np
 from shardwright.arrays import Bools, Floats
 from shardwright.records import record
 from shardwright.synthesis.decisions import END, Decision, DecisionColumns, Decisions, columns
-from shardwright.synthesis.graph import FREE, flops, product, traffic_bytes
+from shardwright.synthesis.graph import COMPUTE, FREE, Sharded, Sizes, flops, product, traffic_bytes
 from shardwright.synthesis.machines import Machines, Sent, conversion, reduce_flat, reduce_hierarchical
-from shardwright.synthesis.properties import COMPUTE, Sharded, Sizes
 
 
 @record

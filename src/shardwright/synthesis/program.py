@@ -15,8 +15,7 @@ from typing import Any
 
 from shardwright.errors import SpecError, bad
 from shardwright.records import record
-from shardwright.synthesis.graph import Graph, Ref
-from shardwright.synthesis.properties import Property, Sizes, document, from_document
+from shardwright.synthesis.graph import Graph, Property, Ref, Sizes, property_document, property_of_document
 
 PROGRAM_VERSION = 1
 METHODS = {
@@ -88,8 +87,8 @@ def to_json(program: Program) -> str:
             "steps": {
                 name: [
                     step.rule,
-                    [document(held) for held in step.inputs],
-                    [document(held) for held in step.outputs],
+                    [property_document(held) for held in step.inputs],
+                    [property_document(held) for held in step.outputs],
                 ]
                 for name, step in program.steps.items()
             },
@@ -115,8 +114,8 @@ def from_json(text: str, source: str = "program") -> Program:
             steps={
                 name: Step(
                     rule=rule,
-                    inputs=tuple(from_document(held) for held in inputs),
-                    outputs=tuple(from_document(held) for held in outputs),
+                    inputs=tuple(property_of_document(held) for held in inputs),
+                    outputs=tuple(property_of_document(held) for held in outputs),
                 )
                 for name, (rule, inputs, outputs) in part["steps"].items()
             },
@@ -132,7 +131,7 @@ def from_json(text: str, source: str = "program") -> Program:
 
 
 def _communication_document(message: Communication) -> list[Any]:
-    held = [document(message.source), document(message.target)]
+    held = [property_document(message.source), property_document(message.target)]
     return [
         message.tensor.node,
         message.tensor.output,
@@ -148,8 +147,8 @@ def _communication(row: list[Any]) -> Communication:
     node, output, source, target, method, deferred, early, *kept = row
     return Communication(
         tensor=Ref(node, output),
-        source=from_document(source),
-        target=from_document(target),
+        source=property_of_document(source),
+        target=property_of_document(target),
         method=method,
         deferred=deferred,
         early=early,

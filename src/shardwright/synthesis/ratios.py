@@ -23,11 +23,11 @@ from shardwright.arrays import Floats, Ints
 from shardwright.records import record
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, Decisions
+from shardwright.synthesis.graph import COMPUTE, FEATURES, STATE, Sharded
 from shardwright.synthesis.linear import LinearRows, solve
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import alone, held_by
 from shardwright.synthesis.prices import Prices, RankShares, alone_seconds, fixed_seconds
-from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
 
 POINTS = 12  # nodes k of row 4
 

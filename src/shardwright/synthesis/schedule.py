@@ -19,9 +19,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from shardwright.records import record
-from shardwright.synthesis.graph import Graph, Node, Ref
+from shardwright.synthesis.graph import REPLICATED, Graph, Node, Partial, Property, Ref, Replicated, Sharded
 from shardwright.synthesis.program import Communication, Program, Step
-from shardwright.synthesis.properties import REPLICATED, Partial, Property, Replicated, Sharded
 
 IN_FLIGHT = 1  # calls beside the one just sent: what gradients are made of takes memory until they arrive
 Key: TypeAlias = tuple[Ref, Property]

@@ -24,13 +24,12 @@ from shardwright.synthesis.best_rules import best, relaxed
 from shardwright.synthesis.choice import Choice, Hint, sent_by, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
-from shardwright.synthesis.graph import FREE, Graph
+from shardwright.synthesis.graph import FREE, Graph, Sharded
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import alone, fits, rank_bytes
 from shardwright.synthesis.neighbourhoods import improved
 from shardwright.synthesis.prices import Prices, RankShares, prices
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.properties import Sharded
 from shardwright.synthesis.ratios import best_shares, by_memory, rounded, starts
 from shardwright.synthesis.remedies import remedies
 

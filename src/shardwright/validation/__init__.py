@@ -6,8 +6,7 @@
 * `facts`: single facts of a run, said or taken
 * `model_of`: its model
 * `forecast`: predictions of many cases
-* `outcome`: one run, predicted and measured
-* `site`: a site's own runs as plans and what they took
+* `outcome`: one run, predicted and measured, and a site's own runs
 * `metrics`: measures of error, by group too
 * `reasons`: why one may be off
 * `summary`: errors of many outcomes, beside those of two simple predictors

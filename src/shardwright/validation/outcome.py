@@ -1,17 +1,21 @@
-"""One run predicted against what was measured of it."""
+"""Runs predicted against what was measured of them, those of a site too."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
 
+from shardwright.cost.calibrate import Measured
 from shardwright.cost.compute.efficiency import Efficiency, computes
+from shardwright.cost.strategies import plan_of_row, strategies
+from shardwright.errors import Problem, reject
+from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.spec.cluster import Assumption
+from shardwright.spec.cluster import Assumption, Cluster
 from shardwright.units import GIBIBYTE, GIGA
 from shardwright.validation.case import RECOMPUTATION, Case, case_of
 from shardwright.validation.facts import Skip, SkippedRunError
-from shardwright.validation.forecast import forecast
+from shardwright.validation.forecast import at_level, forecast
 from shardwright.validation.runs import PublishedRun
 
 RECOMPUTE_WORDS = ("none", "selective", "full", "full in some layers")
@@ -171,3 +175,36 @@ def memory_kind(run: PublishedRun) -> str:
 def measured_bytes(run: PublishedRun) -> float:
     """Return the measured memory of a run in bytes; 0 where it is not published."""
     return (run.measured_mem_gb or 0.0) * memory_unit(run)
+
+
+def measured_runs(runs: Sequence[PublishedRun], efficiency: Efficiency, name: str) -> tuple[Measured, ...]:
+    """Return the plans of a table's runs with their seconds; `name` stands for the table in messages. Raises SpecError
+    with every row that cannot be predicted, and why, or that has no time."""
+    problems: list[Problem] = []
+    cases: list[Case] = []
+    for number, run in enumerate(runs, start=2):
+        outcome = prepared(run, failed=False, quality="", kinds=())
+        if outcome.case is None or not run.seconds:
+            why = outcome.skipped.words if outcome.skipped else "it has no time"
+            problems.append(Problem(f"{name}, line {number}", why, "complete the row, or leave it out"))
+        else:
+            cases.append(outcome.case)
+    reject(problems)
+    plans = plans_of(cases, efficiency)
+    return tuple(
+        Measured(plan=plan, seconds=case.run.seconds or 0.0, name=f"{name}, run {case.run.row_id}")
+        for case, plan in zip(cases, plans, strict=True)
+    )
+
+
+def plans_of(cases: Sequence[Case], efficiency: Efficiency) -> tuple[Plan, ...]:
+    """Return the plans that some cases ran, with the recomputation that `forecast` takes where none is published."""
+    levels = forecast(cases, efficiency).recompute.tolist()
+    return tuple(_plan(case, level) for case, level in zip(cases, levels, strict=True))
+
+
+def _plan(case: Case, level: int) -> Plan:
+    if case.plan is not None:
+        return case.plan
+    row = strategies([at_level(case, level)])
+    return plan_of_row(row, case.model, case.job, Cluster(pools=(case.pool,)), case.pool.gpu.name)

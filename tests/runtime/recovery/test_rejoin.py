@@ -15,8 +15,7 @@ import pytest
 from tests.runtime.recovery.fleet import _free_ports, copies, settings_in
 
 from shardwright.plans.document import to_document
-from shardwright.recovery.leadership import Standing
-from shardwright.recovery.quorum import Address, Generation, Machine
+from shardwright.recovery.quorum import Address, Generation, Machine, Standing
 from shardwright.runtime.recovery.change.coordinator import Coordinator
 from shardwright.runtime.recovery.fleet.membership import ask_standings, standing_data
 from shardwright.runtime.recovery.keeper.keeper import Keeper

@@ -14,8 +14,7 @@ from tests.cli.running import run
 from shardwright.errors import SpecError
 from shardwright.runtime.state.pieces import CutShape, StatePiece
 from shardwright.runtime.storage.exchange import export_checkpoint, import_checkpoint
-from shardwright.runtime.storage.manifest import Manifest, read_manifest, step_folder, write_manifest
-from shardwright.runtime.storage.piece_files import write_pieces
+from shardwright.runtime.storage.manifest import Manifest, read_manifest, step_folder, write_manifest, write_pieces
 
 SHAPES = {"a.weight": CutShape(shape=(4, 6), dim=1), "b": CutShape(shape=(5,))}
 KINDS = ("weight", "first", "second")

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from shardwright.errors import SpecError
 from shardwright.runtime.state.pieces import CutShape, StatePiece, overlaps, split
-from shardwright.runtime.storage.manifest import by_parameter
-from shardwright.runtime.storage.piece_files import LARGEST_PIECE_BYTES, assemble, read_piece, write_pieces
+from shardwright.runtime.storage.manifest import LARGEST_PIECE_BYTES, assemble, by_parameter, read_piece, write_pieces
 
 
 @st.composite

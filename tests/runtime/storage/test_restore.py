@@ -20,12 +20,10 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import Initial, seeded
-from shardwright.runtime.state.holdings import parameter_shapes
-from shardwright.runtime.state.pieces import StoredPiece
+from shardwright.runtime.state.pieces import StoredPiece, parameter_shapes
 from shardwright.runtime.step.engine import Engine, make_engine
 from shardwright.runtime.storage.checkpoint import Checkpoint, restore, written
-from shardwright.runtime.storage.manifest import Manifest, by_parameter
-from shardwright.runtime.storage.piece_files import Values, stored_piece
+from shardwright.runtime.storage.manifest import Manifest, Values, by_parameter, stored_piece
 
 KINDS = 3  # weights and two moments
 

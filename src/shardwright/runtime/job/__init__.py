@@ -1,11 +1,9 @@
 """A run from start to end.
 
 * `train`: one process from joining to its end
-* `loop`: the training loop
+* `loop`: what training begins with, weights or the newest whole checkpoint, and its steps
 * `feed`: samples read ahead, those held out too
-* `inputs`: what a run reads, checked before it starts
-* `course`: what a run that goes on may change, and what machines must agree on
-* `start`: weights, or the newest whole checkpoint
+* `course`: what a run reads and is told: what one that goes on may change, and what machines must agree on
 * `finish`: the last checkpoint and summary
 * `launch`: processes on this machine
 * `worker`: devices and processes

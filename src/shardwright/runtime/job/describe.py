@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from shardwright.runtime.layout.groups import Layout, expert_group
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place, expert_group
 from shardwright.runtime.state.buckets import buckets_of, held_whole
 from shardwright.units import format_bytes
 

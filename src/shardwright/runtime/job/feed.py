@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from shardwright.records import record
-from shardwright.runtime.job.inputs import held_out_samples
+from shardwright.runtime.job.course import held_out_samples
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Place
 from shardwright.runtime.step.engine import Engine, evaluate
 from shardwright.runtime.step.pipeline import Batch
 from shardwright.runtime.storage.mixture import Mixture

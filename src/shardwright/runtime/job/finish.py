@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.runtime.job import metrics
-from shardwright.runtime.job.inputs import config_given
+from shardwright.runtime.job.course import config_given
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine

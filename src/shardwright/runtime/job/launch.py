@@ -15,7 +15,7 @@ from types import FrameType
 from shardwright.errors import bad
 from shardwright.runtime.job.ending import BAD_INPUT, TOLD, leave, stop_signals, terminals
 from shardwright.runtime.job.settings import Device
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Place
 
 LAUNCHED = "SHARDWRIGHT_LAUNCHED"  # the process id of `launch` in the environment of those that it started
 

@@ -13,14 +13,12 @@ import torch.distributed as dist
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.runtime.job import ending, metrics
-from shardwright.runtime.job.course import course_of
+from shardwright.runtime.job.course import course_of, require_fresh, samples_of
 from shardwright.runtime.job.ending import StopRequest
 from shardwright.runtime.job.feed import Feed, held_out
 from shardwright.runtime.job.finish import METRICS, STOP_REQUEST, Record, end_training
-from shardwright.runtime.job.inputs import require_fresh, samples_of
-from shardwright.runtime.job.loop import Run, run_steps
+from shardwright.runtime.job.loop import Run, StartingPoint, begin_training, compile_layers, run_steps
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.job.start import StartingPoint, begin_training, compile_layers
 from shardwright.runtime.job.watchdog import SAVING, Watch, fault_of, lost_others
 from shardwright.runtime.job.worker import Worker, join, meet
 from shardwright.runtime.layout.groups import Layout, layout_of

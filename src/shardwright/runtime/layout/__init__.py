@@ -1,7 +1,6 @@
 """Every rank's part of a plan, derived in one place.
 
-* `places`: where each rank stands
-* `groups`: groups of ranks
+* `groups`: where each rank stands, and groups of ranks
 * `process_groups`: their process groups
 * `limits`: what the runtime cannot run
 """

@@ -1,4 +1,8 @@
-"""Every group of ranks that a plan needs, derived from it in this one place, as plain lists of ranks.
+"""Where each rank stands in a plan, and every group of ranks that the plan needs, as plain lists of ranks: all derived
+from it in this one place.
+
+A model is a row of *units*: 0 the embedding, 1 to n the layers, n + 1 the head (final norm and output projection).
+Which GPU a rank stands on, and so its number, is `plans.placement`'s.
 
 Parameters of a unit are cut into *shards*, as many as the least common multiple of the tensor-parallel degrees of all
 stages that hold it. A rank of a stage with degree t holds shards/t of them. The holders of a shard, one rank of each
@@ -10,13 +14,108 @@ holders of the embedding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from math import lcm
 from typing import Literal
 
-from shardwright.plans.plan import Plan
+from shardwright.plans.placement import placement_of, ranks
+from shardwright.plans.plan import Plan, Replica
 from shardwright.records import record
-from shardwright.runtime.layout.places import Place, places_of
+
+
+@record
+class Place:
+    """One rank: copy `copy` of replica `replica`, stage `stage` of `depth`, context-parallel rank `context_rank` of
+    `context_parallel`, tensor-parallel rank `tensor_rank` of `tensor_parallel`. `chunks` has the units of each virtual
+    stage; their experts are split over `expert_parallel` ranks and each expert over `expert_tensor_parallel`. The copy
+    takes micro-batches of `sizes` samples in each step, from sample `first_sample` of the global batch on."""
+
+    rank: int
+    gpu: str
+    replica: int
+    copy: int
+    stage: int
+    depth: int
+    context_rank: int
+    context_parallel: int
+    tensor_rank: int
+    tensor_parallel: int
+    expert_parallel: int
+    expert_tensor_parallel: int
+    chunks: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    first_sample: int
+
+    @property
+    def micro_batches(self) -> int:
+        return len(self.sizes)
+
+    def samples(self, micro_batch: int) -> tuple[int, int]:
+        """Return the first sample of a micro-batch in the global batch, and how many it has."""
+        return self.first_sample + sum(self.sizes[:micro_batch]), self.sizes[micro_batch]
+
+    @property
+    def name(self) -> str:
+        """The rank in words, for messages."""
+        context = f", cp {self.context_rank}" if self.context_parallel > 1 else ""
+        where = f"replica {self.replica}.{self.copy}, stage {self.stage}{context}, tp {self.tensor_rank}"
+        return f"rank {self.rank} ({where})"
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """All units of the rank, in order of the model."""
+        return tuple(unit for chunk in self.chunks for unit in chunk)
+
+    @property
+    def pipeline(self) -> tuple[int, int, int]:
+        """Which pipeline the rank belongs to: a copy of the model has one for each part of the sequence."""
+        return self.replica, self.copy, self.context_rank
+
+
+def places_of(plan: Plan) -> tuple[Place, ...]:
+    """Return the place of every rank, in the order of the ranks. The plan must be legal (`plan.check`)."""
+    numbers = iter(ranks(plan, placement_of(plan)).tolist())
+    places = [place for index in range(len(plan.replicas)) for place in _of_replica(plan, index, numbers)]
+    return tuple(sorted(places, key=lambda place: place.rank))
+
+
+def units_of(plan: Plan, replica: Replica, stage: int) -> tuple[tuple[int, ...], ...]:
+    """Return the units of each virtual stage of a stage: its layers, with embedding and head at the ends."""
+    layers, last = len(plan.model.layers), (len(replica.stages) - 1, plan.schedule.virtual_stages - 1)
+    chunks = []
+    for chunk, (start, end) in enumerate(replica.stages[stage].layers):
+        head = (layers + 1,) if (stage, chunk) == last else ()
+        embedding = (0,) if (stage, chunk) == (0, 0) else ()
+        chunks.append((*embedding, *range(start + 1, end + 1), *head))
+    return tuple(chunks)
+
+
+def _of_replica(plan: Plan, index: int, ranks: Iterator[int]) -> Iterator[Place]:
+    """Yield the places of a replica's copies in the order of a placement's columns, which `ranks` follow."""
+    replica = plan.replicas[index]
+    before = sum(other.count * other.samples(plan.micro_batch) for other in plan.replicas[:index])
+    for number, stage in enumerate(replica.stages):
+        chunks = units_of(plan, replica, number)
+        inside = product(range(replica.count), range(stage.context_parallel), range(stage.tensor_parallel))
+        for copy, context_rank, tensor_rank in inside:
+            yield Place(
+                rank=next(ranks),
+                gpu=stage.gpu,
+                replica=index,
+                copy=copy,
+                stage=number,
+                depth=len(replica.stages),
+                context_rank=context_rank,
+                context_parallel=stage.context_parallel,
+                tensor_rank=tensor_rank,
+                tensor_parallel=stage.tensor_parallel,
+                expert_parallel=stage.expert_parallel,
+                expert_tensor_parallel=stage.expert_tensor_parallel,
+                chunks=chunks,
+                sizes=replica.sizes(plan.micro_batch),
+                first_sample=before + copy * replica.samples(plan.micro_batch),
+            )
+
 
 Purpose = Literal[
     "tensor",
@@ -78,9 +177,8 @@ class Layout:
 
     def context_group(self, place: Place) -> tuple[int, ...]:
         """Return the ranks that hold the same as a place and have the other parts of the sequence."""
-        parts = range(place.context_parallel)
-        of = (self.pipelines[place.replica, place.copy, part][place.stage] for part in parts)
-        return tuple(sorted(ranks[place.tensor_rank] for ranks in of))
+        stages = (self.pipelines[place.replica, place.copy, part] for part in range(place.context_parallel))
+        return tuple(sorted(ranks[place.stage][place.tensor_rank] for ranks in stages))
 
     def copies_group(self, place: Place) -> tuple[int, ...]:
         """Return the tensor-parallel ranks that hold the same key-value heads as a place, nothing where it has heads of
@@ -119,7 +217,7 @@ class Layout:
 
     def communicators(self) -> tuple[Communicator, ...]:
         """Return every process group, each once, in the order in which all ranks create them."""
-        return tuple(dict.fromkeys(_communicators(self)))
+        return tuple(dict.fromkeys(group for group in _communicators(self) if len(group.ranks) > 1))
 
 
 def layout_of(plan: Plan) -> Layout:
@@ -192,29 +290,18 @@ def _expert_holders(pipelines: Pipelines, members: Sequence[Place]) -> tuple[tup
 
 
 def _communicators(layout: Layout) -> Iterator[Communicator]:
+    """Yield what a plan's ranks form groups for, those of one rank too."""
     yield from _pipeline_communicators(layout)
     for place in layout.places:
-        if place.context_parallel > 1:
-            yield Communicator(purpose="context", ranks=layout.context_group(place))
+        yield Communicator(purpose="context", ranks=layout.context_group(place))
     for place in layout.places if layout.units[0].experts else ():
-        group = expert_group(layout.pipelines, place)
-        if len(group) > 1:
-            yield Communicator(purpose="experts", ranks=group)
+        yield Communicator(purpose="experts", ranks=expert_group(layout.pipelines, place))
     for unit in layout.units:
-        for ranks in (*unit.holders, *chain.from_iterable(unit.experts)):
-            if len(ranks) > 1:
-                yield Communicator(purpose="gradient", ranks=ranks)
-    if layout.plan.job.optimizer == "muon":
-        yield from _matrix_communicators(layout)
-
-
-def _matrix_communicators(layout: Layout) -> Iterator[Communicator]:
-    """Yield the ranks that hold something of the same matrices of layers, which Muon wants whole."""
-    for unit in layout.units[1:-1]:
-        for holders in (unit.holders, *unit.experts):
-            ranks = tuple(sorted(set(chain.from_iterable(holders))))
-            if len(ranks) > 1:
-                yield Communicator(purpose="matrices", ranks=ranks)
+        for holders in (*unit.holders, *chain.from_iterable(unit.experts)):
+            yield Communicator(purpose="gradient", ranks=holders)
+    for unit in layout.units[1:-1] if layout.plan.job.optimizer == "muon" else ():
+        for shards in (unit.holders, *unit.experts):  # of the same matrices, which Muon wants whole
+            yield Communicator(purpose="matrices", ranks=tuple(sorted(set(chain.from_iterable(shards)))))
 
 
 def _pipeline_communicators(layout: Layout) -> Iterator[Communicator]:
@@ -222,11 +309,10 @@ def _pipeline_communicators(layout: Layout) -> Iterator[Communicator]:
     NCCL takes the messages of a group one after another."""
     ring = layout.plan.schedule.virtual_stages > 1
     for stages in layout.pipelines.values():
-        for ranks in stages:
-            if len(ranks) > 1:
-                yield Communicator(purpose="tensor", ranks=ranks)
-                copies = (layout.copies_group(layout.places[rank]) for rank in ranks)
-                yield from (Communicator(purpose="copies", ranks=group) for group in copies if group)
+        for stage in stages:
+            yield Communicator(purpose="tensor", ranks=stage)
+            for rank in stage:
+                yield Communicator(purpose="copies", ranks=layout.copies_group(layout.places[rank]))
         ends = [(stages[-1], stages[0])] if ring and len(stages) > 1 else []
         for before, after in (*pairwise(stages), *ends):
             yield Communicator(purpose="forward", ranks=(*before, *after))

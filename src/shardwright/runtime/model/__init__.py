@@ -11,8 +11,7 @@
 * `fp8`: the same in 8 bits
 * `nf4`: frozen matrices in 4 bits, and products with them
 * `parallel`: communication inside a stage, with its gradient
-* `lookup`: rows of the embedding, and the gradient of it
-* `loss`: cross-entropy over a split vocabulary
+* `loss`: rows of the embedding, and cross-entropy, over a split vocabulary
 * `rotary`: rotary positions
 * `attention`: its windows, documents and scores
 * `regions`: layers compiled

@@ -18,8 +18,7 @@ from shardwright.runtime.model.blocks import ACTIVATIONS, layer_forward, norm
 from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, inside
-from shardwright.runtime.model.lookup import looked_up
-from shardwright.runtime.model.loss import summed_loss
+from shardwright.runtime.model.loss import looked_up, summed_loss
 from shardwright.runtime.model.mixers import decays_of
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, leave, own_positions
 from shardwright.runtime.model.products import PLAIN, Products, enter_linear

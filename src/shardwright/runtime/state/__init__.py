@@ -1,8 +1,7 @@
 """What a rank holds.
 
 * `buckets`: parameters in flat buffers, and what ZeRO cuts of them
-* `pieces`: pieces of training state and their overlaps
-* `holdings`: which pieces a rank has, and which it writes
+* `pieces`: pieces of training state, their overlaps, and which ones a rank has and writes
 * `store`: the buffers
 * `slots`: fp32 weights and moments of what a rank updates, and which of them are in host memory
 * `blocks`: moments in 8 bits

@@ -20,8 +20,7 @@ from math import prod
 
 from shardwright.plans.shares import cuts
 from shardwright.records import record
-from shardwright.runtime.layout.groups import Layout, vocabulary
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place, vocabulary
 from shardwright.runtime.model.parameters import ModelParameter, Summed, frozen_parameters, trained_parameters
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model

@@ -13,11 +13,9 @@ from heapq import heapify, heappop, heappush
 
 from shardwright.cost.compute.orthogonalisation import orthogonalisation_flops
 from shardwright.records import record
-from shardwright.runtime.layout.groups import Layout
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place
 from shardwright.runtime.state.buckets import Bucket, buckets_of
-from shardwright.runtime.state.holdings import Holding, cut_shape, holdings_of
-from shardwright.runtime.state.pieces import CutShape
+from shardwright.runtime.state.pieces import CutShape, Holding, cut_shape, holdings_of
 
 UPDATE = "update"
 Family = tuple[tuple[int, ...], int | None]

@@ -13,8 +13,7 @@ import torch
 
 from shardwright.records import record
 from shardwright.rows import grouped
-from shardwright.runtime.layout.groups import Layout
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place
 from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, frozen_buckets_of, kept_apart, matrix_of
 

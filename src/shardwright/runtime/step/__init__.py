@@ -1,7 +1,6 @@
 """One training step of a rank.
 
-* `engine`: a rank ready to train, its step, and the loss without training
-* `compilation`: layers compiled before the first step
+* `engine`: a rank ready to train, its layers compiled before the first step, its step, and the loss without training
 * `pipeline`: passes in the order of the schedule
 * `layered`: passes layer by layer, under uneven FSDP
 * `parts`: gathers and scatters of unequal parts

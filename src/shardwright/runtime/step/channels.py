@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Operation
 from shardwright.records import record
-from shardwright.runtime.layout.groups import Layout, Purpose
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place, Purpose
 from shardwright.runtime.layout.process_groups import ProcessGroups
 
 Outgoing = tuple[Any, torch.Tensor]

@@ -1,5 +1,6 @@
 """A rank ready to train: its parameters, pipeline, synchronisation and optimizer, the step that joins them, and the
-loss on a batch without training on it."""
+loss on a batch without training on it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +13,11 @@ import torch
 import torch.distributed as dist
 
 from shardwright.records import record
-from shardwright.runtime.layout.groups import Layout, expert_group
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place, expert_group
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.blocks import layer_forward
-from shardwright.runtime.model.chunk import Chunk, Observer, loss_of, table_of, unit_forward
+from shardwright.runtime.model.chunk import Chunk, Observer, forward, loss_of, table_of, unit_forward
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.fp8 import FP8
@@ -373,3 +373,38 @@ def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
             embedded = x if unit == 0 else embedded
     losses = [loss_of(chunk, value, targets) for value, (_, targets) in zip(x, pairs, strict=True)]
     return torch.stack(losses).sum() if losses else torch.zeros((), device=pipeline.device)
+
+
+def run_each_kind(engine: Engine, *, evaluates: bool) -> None:
+    """Run a layer of each kind that this rank has, forward and backward, and forward alone where it `evaluates`. The
+    gradients are zeros, and no message leaves the stage. Ranks that share layers must call it together, between steps.
+
+    (Layer by layer, as in uneven FSDP, all ranks begin with the same unit: nothing is to be compiled ahead there.)"""
+    if engine.layout.plan.layered:
+        return
+    channels, sync = engine.pipeline.channels, engine.sync
+    generator = torch.Generator(device=channels.device).manual_seed(0)  # tokens that go to different experts
+    x = torch.randn(channels.shape, dtype=channels.dtype, device=channels.device, generator=generator)
+    sync.begin()
+    for chunk in map(one_of_each_kind, engine.pipeline.chunks):
+        if not chunk.units:
+            continue
+        if evaluates:
+            with torch.no_grad():
+                forward(chunk, x)
+            engine.unsharding.release()
+        after_frozen = engine.layout.plan.job.adapters and 0 in engine.place.units  # what embeds has no gradient then
+        for needed in (True, False) if after_frozen else (True,):
+            out = forward(chunk, x.detach().requires_grad_(needed))
+            if out.requires_grad:
+                torch.autograd.backward(out, torch.zeros_like(out))
+            sync.pass_done()
+            sync.settle()
+            engine.unsharding.release()
+
+
+def one_of_each_kind(chunk: Chunk) -> Chunk:
+    """Return a chunk with the first layer of each kind, without embedding and head."""
+    layers = chunk.model.layers
+    first = {layers[unit - 1]: unit for unit in reversed(chunk.units) if 0 < unit <= len(layers)}
+    return replace(chunk, units=tuple(sorted(first.values())))

@@ -13,8 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.cost.pipeline.schedule import FORWARD, WEIGHTS, WORDS, Operation, Order, order_of_schedule
 from shardwright.records import record
-from shardwright.runtime.layout.groups import Layout
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.chunk import Chunk, Observer, forward

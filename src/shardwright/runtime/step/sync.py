@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.records import record
-from shardwright.runtime.layout.groups import Layout
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.parallel import reduce_scatter_into
 from shardwright.runtime.state.store import Buffer, Store, local_part

@@ -14,8 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from shardwright.runtime.layout.groups import Layout
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.products import Later
 from shardwright.runtime.state.store import Buffer, Store

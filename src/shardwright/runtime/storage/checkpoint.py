@@ -22,20 +22,23 @@ import torch.distributed as dist
 from shardwright.errors import SpecError, bad
 from shardwright.records import record
 from shardwright.runtime.model.parallel import gather_into
-from shardwright.runtime.state.holdings import holdings_of, parameter_shapes
 from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.optimizer import gather_weights
-from shardwright.runtime.state.pieces import WEIGHT, StatePiece
+from shardwright.runtime.state.pieces import WEIGHT, StatePiece, holdings_of, parameter_shapes
 from shardwright.runtime.state.slots import Slot
 from shardwright.runtime.state.store import Buffer
 from shardwright.runtime.step.engine import Engine
 from shardwright.runtime.storage.manifest import (
     Course,
+    Fetch,
     Index,
     Manifest,
+    Values,
+    assemble,
     by_parameter,
     model_hash,
     read_part,
+    read_piece,
     remove_part,
     step_folder,
     step_of,
@@ -43,8 +46,8 @@ from shardwright.runtime.storage.manifest import (
     working_folders,
     write_manifest,
     write_part,
+    write_pieces,
 )
-from shardwright.runtime.storage.piece_files import Fetch, Values, assemble, read_piece, write_pieces
 from shardwright.runtime.storage.steps import checkpoints, manifest_of, newest_checkpoint
 
 MOST_NAMED = 3  # problems of as many ranks

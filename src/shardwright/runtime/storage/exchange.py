@@ -25,14 +25,15 @@ from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
 from shardwright.runtime.storage.checkpoint import open_checkpoint
 from shardwright.runtime.storage.manifest import (
+    assemble,
     manifest_text,
     parse_manifest,
     step_folder,
     working_folder,
     write_manifest,
+    write_pieces,
 )
 from shardwright.runtime.storage.megatron_weights import save_megatron
-from shardwright.runtime.storage.piece_files import assemble, write_pieces
 from shardwright.runtime.storage.weights import (
     open_tensors,
     save_adapters,

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwright.records import record
-from shardwright.synthesis.graph import Graph, Node, Ref
-from shardwright.synthesis.properties import COMPUTE, FEATURES, Sharded
+from shardwright.synthesis.graph import COMPUTE, FEATURES, Graph, Node, Ref, Sharded
 from shardwright.synthesis.rules.signature import (
     Cut,
     OperatorRule,

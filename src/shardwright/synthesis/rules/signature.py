@@ -21,8 +21,7 @@ from dataclasses import field
 from typing import TypeAlias
 
 from shardwright.records import record
-from shardwright.synthesis.graph import Node, Value
-from shardwright.synthesis.properties import COMPUTE, PARTIAL, REPLICATED, Property, Sharded
+from shardwright.synthesis.graph import COMPUTE, PARTIAL, REPLICATED, Node, Property, Sharded, Value
 
 Dims: TypeAlias = tuple[tuple[str, ...], ...]
 """The axes of each dimension of a tensor; none for a dimension that stays whole."""

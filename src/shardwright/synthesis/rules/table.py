@@ -13,8 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from shardwright.records import record
-from shardwright.synthesis.graph import Node, Ref, Value, words
-from shardwright.synthesis.properties import REPLICATED
+from shardwright.synthesis.graph import REPLICATED, Node, Ref, Value, words
 from shardwright.synthesis.rules import selections
 from shardwright.synthesis.rules.signature import Dims, Signature, parse
 

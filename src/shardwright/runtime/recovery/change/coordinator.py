@@ -1,5 +1,5 @@
 """The coordinator of a generation: it takes machines in, hears of steps and losses, and brings the run to the next
-generation (`generation_change`) whenever machines come or go. `recovery.leadership` says which keeper it is."""
+generation (`generation_change`) whenever machines come or go. `recovery.quorum` says which keeper it is."""
 
 from __future__ import annotations
 

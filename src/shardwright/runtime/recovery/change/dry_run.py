@@ -16,7 +16,7 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.state.inventory import held_of, newest_state
 from shardwright.runtime.recovery.state.transfers import machine_needs, moved_bytes, movement, seat_order
 from shardwright.runtime.recovery.wire import LostError, Message, RefusedError, answer_of
-from shardwright.runtime.state.holdings import parameter_shapes, state_kinds
+from shardwright.runtime.state.pieces import parameter_shapes, state_kinds
 from shardwright.runtime.state.recipe import METHOD_OF
 
 ASK_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""The machines of a run: what those say of themselves that answer (`recovery.leadership`), those that have joined the
+"""The machines of a run: what those say of themselves that answer (`recovery.quorum`), those that have joined the
 coordinator and what all of them are asked at once, and waiting for enough of them. No PyTorch."""
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from dataclasses import asdict, field, replace
 from typing import Any
 
 from shardwright.records import record
-from shardwright.recovery.leadership import Standing
-from shardwright.recovery.quorum import Address, Generation, Machine
+from shardwright.recovery.quorum import Address, Generation, Machine, Standing
 from shardwright.recovery.seats import fits
 from shardwright.runtime.recovery.fleet.claims import MinorityError
 from shardwright.runtime.recovery.run import KeeperOptions

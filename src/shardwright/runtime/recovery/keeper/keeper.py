@@ -2,7 +2,7 @@
 
 It has no PyTorch, so that it is small and nothing of the training can take it down. It answers its workers and other
 keepers (`worker_requests`) and the coordinator of the generation (`coordinator_requests`), and is the coordinator
-itself where that falls to it (`recovery.leadership`, `change.coordinator`)."""
+itself where that falls to it (`recovery.quorum`, `change.coordinator`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 from shardwright.records import record
-from shardwright.recovery.leadership import Standing, leader_of
-from shardwright.recovery.quorum import Address
+from shardwright.recovery.quorum import Address, Standing, leader_of
 from shardwright.runtime.job.course import identity_of
 from shardwright.runtime.job.ending import leave, stop_signals, terminals
 from shardwright.runtime.recovery.change.coordinator import Coordinator

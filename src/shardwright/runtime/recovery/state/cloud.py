@@ -29,8 +29,7 @@ from shardwright.runtime.recovery.run import KeeperOptions
 from shardwright.runtime.recovery.state.inventory import HeldPiece, cover, pieces_of
 from shardwright.runtime.recovery.wire import BackgroundTasks, Message, answered
 from shardwright.runtime.state.pieces import StoredPiece
-from shardwright.runtime.storage.manifest import MANIFEST, Manifest, manifest_text, parse_manifest
-from shardwright.runtime.storage.piece_files import read_piece
+from shardwright.runtime.storage.manifest import MANIFEST, Manifest, manifest_text, parse_manifest, read_piece
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -25,8 +25,7 @@ from shardwright.records import record
 from shardwright.recovery.transfer import DISK, MEMORY
 from shardwright.runtime.recovery.state.inventory import HeldPiece, held_of, held_row
 from shardwright.runtime.state.pieces import DTYPES, StatePiece, StoredPiece
-from shardwright.runtime.storage.manifest import hash_of, step_folder, working_folder
-from shardwright.runtime.storage.piece_files import Values, read_piece, stored_piece
+from shardwright.runtime.storage.manifest import Values, hash_of, read_piece, step_folder, stored_piece, working_folder
 
 INDEX = "index.json"
 

@@ -30,8 +30,7 @@ from shardwright.recovery.transfer import (
     plan_transfers,
 )
 from shardwright.rows import grouped
-from shardwright.runtime.layout.groups import Layout, layout_of
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place, layout_of
 from shardwright.runtime.recovery.state.inventory import (
     HeldPiece,
     Key,
@@ -45,8 +44,7 @@ from shardwright.runtime.recovery.state.inventory import (
 from shardwright.runtime.recovery.state.snapshots import is_sound, reserve
 from shardwright.runtime.recovery.wire import Channel, LostError, RefusedError, connect, refuse
 from shardwright.runtime.state.buckets import buckets_of
-from shardwright.runtime.state.holdings import holdings_of
-from shardwright.runtime.state.pieces import StatePiece, StoredPiece, overlaps
+from shardwright.runtime.state.pieces import StatePiece, StoredPiece, holdings_of, overlaps
 
 
 def held_pieces(layout: Layout, place: Place, kinds: Kinds) -> tuple[StatePiece, ...]:

@@ -27,31 +27,27 @@ import torch.distributed as dist
 
 from shardwright.errors import SpecError
 from shardwright.plans.document import from_document
-from shardwright.runtime.job.course import course_of
+from shardwright.runtime.job.course import course_of, samples_of
 from shardwright.runtime.job.ending import DivergedError
 from shardwright.runtime.job.feed import Feed, HeldOut, held_out
 from shardwright.runtime.job.finish import Record
-from shardwright.runtime.job.inputs import samples_of
-from shardwright.runtime.job.loop import Run, metrics_row, run_steps
+from shardwright.runtime.job.loop import Run, StartingPoint, compile_layers, engine_of, metrics_row, resumed, run_steps
 from shardwright.runtime.job.metrics import Row
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.job.start import StartingPoint, compile_layers, engine_of, resumed
 from shardwright.runtime.job.watchdog import fault_of, lost_others
 from shardwright.runtime.job.worker import limit_of, meet
-from shardwright.runtime.layout.groups import Layout, layout_of
-from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.groups import Layout, Place, layout_of
 from shardwright.runtime.recovery.run import Report
 from shardwright.runtime.recovery.state.inventory import pieces_of
 from shardwright.runtime.recovery.wire import LostError, Message, RefusedError
 from shardwright.runtime.recovery.worker import rendezvous
 from shardwright.runtime.recovery.worker.link import KeeperLink, KeeperOrder, OutsideError, Tell, reporting
 from shardwright.runtime.recovery.worker.snapshot import Interval, Writer, parts_of, take_back
-from shardwright.runtime.state.holdings import parameter_shapes
+from shardwright.runtime.state.pieces import parameter_shapes
 from shardwright.runtime.step.engine import Engine, StepResult, Vote, apply_vote
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.step.timestamps import seconds_between
-from shardwright.runtime.storage.manifest import by_parameter
-from shardwright.runtime.storage.piece_files import read_piece
+from shardwright.runtime.storage.manifest import by_parameter, read_piece
 
 UNWIND_SECONDS = 1.0
 """So long a halted thread has for coming out of what it does, and groups for being destroyed."""
