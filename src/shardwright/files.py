@@ -10,41 +10,46 @@ import csv
 import io
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from shardwright.errors import bad
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content`, a text as UTF-8, to a temporary file beside `path`, then rename it to `path`.
-
-    The file gets the permissions that `open` would give it, or keeps those it has. A device or a pipe stays what it is
-    and is written to. Raises SpecError where the folder is missing or cannot be written, or `path` is a folder.
-    """
-    import tempfile  # most runs write no file
-
+    """Write `content`, a text as UTF-8, to `path` (`replacing`). A device or a pipe stays what it is and is written to.
+    Raises SpecError where the folder is missing or cannot be written, or `path` is a folder."""
     data = content.encode("utf-8") if isinstance(content, str) else content
-    target = path.resolve()
-    if target.is_dir():
+    if path.is_dir():
         raise bad(str(path), "is a folder, not a file", "name a file inside it")
-    temporary = ""
     try:
         if is_stream(path):
             path.write_bytes(data)
-            return
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _permissions(target))
-        os.replace(temporary, target)
+        else:
+            with replacing(path) as temporary:
+                temporary.write_bytes(data)
     except OSError as error:
         raise bad(str(path), f"cannot be written: {error.strerror or error}", "check the folder") from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give an empty file beside `path`, which takes its place once it is written and on disk; where writing fails, what
+    was there stays. The file gets the permissions that `open` would give it, or keeps those it has."""
+    import tempfile  # most runs write no file
+
+    target = path.resolve()
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(_permissions(target))
+        temporary.replace(target)
     finally:
-        if temporary:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
 
 
 def is_stream(path: Path) -> bool:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from tests.nightly import examples
 
 from shardwright.errors import SpecError
-from shardwright.files import write_atomically
+from shardwright.files import replacing, write_atomically
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
 
 DATA = st.recursive(
@@ -151,3 +153,19 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         write_atomically(path, "\ud800")
     assert path.read_text() == "old"
     assert [item.name for item in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_what_replaces_a_file_is_as_open_would_make_it(tmp_path: Path) -> None:
+    """The process's umask counts for a new file, and one that fails while it is written leaves nothing."""
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "weights") as temporary:
+            temporary.write_bytes(b"values")
+    finally:
+        os.umask(before)
+    with suppress(KeyError), replacing(tmp_path / "weights") as temporary:
+        temporary.write_bytes(b"a part")
+        raise KeyError
+    assert (tmp_path / "weights").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "weights").read_bytes() == b"values"
+    assert [item.name for item in tmp_path.iterdir()] == ["weights"]

@@ -101,17 +101,14 @@ class Case:
             return None
         replica, stage = place
         times = self.account.replicas[replica].undisturbed
-        count = self.plan.replicas[replica].micro_batches
-        return float(count * times.both[0, :, stage].sum())
+        return float(self.plan.replicas[replica].micro_batches * times.both[0, :, stage].sum())
 
 
 def costed(plan: Plan, efficiency: Efficiency) -> Plan:
-    """Return a plan with its prediction."""
     return plan.costed(predict(plan, efficiency, contexts=contexts_of(plan, efficiency)))
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, 0 of nothing."""
     return float(np.median(values)) if len(values) else 0.0
 
 

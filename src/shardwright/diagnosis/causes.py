@@ -203,8 +203,7 @@ def allocator_retries(case: Case) -> Iterator[Finding]:
         calls = f"rank {rank.rank} is in the driver for memory {often}"
         yield _measured("allocator-retries", seconds, calls, *words, *signs)
     elif signs or words:
-        evidence = (*words, *signs)
-        yield Finding(cause="allocator-retries", basis="possible", seconds=0.0, evidence=evidence)
+        yield Finding(cause="allocator-retries", basis="possible", seconds=0.0, evidence=(*words, *signs))
 
 
 def padding(case: Case) -> Iterator[Finding]:
@@ -252,8 +251,7 @@ def wide_gradients(case: Case) -> Iterator[Finding]:
 
 def recomputation(case: Case) -> Iterator[Finding]:
     """Activations are computed twice that memory has room for."""
-    modes = {stage.recompute.granularity for stage in case.plan.stages}
-    if modes == {"none"}:
+    if ({stage.recompute.granularity for stage in case.plan.stages}) == {"none"}:
         return
     changes: list[Row] = [{"recompute": mode, "recompute_layers": 0} for mode in (NONE, SELECTIVE)]
     longest = max(stage.layer_count for stage in case.plan.stages)

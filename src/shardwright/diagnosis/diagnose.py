@@ -78,7 +78,6 @@ def diagnose(
 
 
 def diagnosed(case: Case, best: Plan | None = None) -> Diagnosis:
-    """Return the diagnosis of a case."""
     memory = memory_account(case)
     causes = findings(case)
     if memory is not None and case.step_seconds is None:  # whether it fits is asked, not how fast it is

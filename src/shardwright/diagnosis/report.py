@@ -69,7 +69,6 @@ def diagnosis_text(result: Diagnosis, origin: Origin, width: int = WIDTH) -> str
 
 
 def verdict_words(result: Diagnosis) -> str:
-    """Return the verdict as a sentence or two."""
     case = result.case
     expected, step = format_seconds(case.expected_seconds), case.step_seconds
     low, high = (format_seconds(value) for value in case.prediction.interval)
@@ -185,7 +184,6 @@ def _memory_text(account: MemoryAccount, width: int) -> str:
 
 
 def memory_terms(memory: StageMemory) -> dict[str, float]:
-    """Return the terms of the account by name."""
     return {name: getattr(memory, name) for name in MEMORY_NAMES}
 
 

@@ -175,8 +175,7 @@ def changed(case: Case, changes: Iterable[Row]) -> Plan | None:
     rows = [row for row, known in zip(rows, timed, strict=True) if known]
     verdict = evaluate(context, strategies(rows))
     able = verdict.fits | (verdict.peak_bytes <= verdict.peak_bytes[0])
-    seconds = np.where(able, verdict.seconds, np.inf)
-    best = int(np.argmin(seconds))
+    best = int(np.argmin(np.where(able, verdict.seconds, np.inf)))
     if best == 0:
         return None
     return costed(plan_of_row(strategies([rows[best]]), plan.model, plan.job, plan.cluster, gpu), case.efficiency)

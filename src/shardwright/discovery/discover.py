@@ -68,12 +68,10 @@ def discover(source: str | None = None, *, files: Sequence[str] = (), ask: Ask |
         if grouped(nodes):
             return _discovery(name, words, nodes, ())
         out = (*out, *left_out(nodes))
-    asked = SOURCES[source][0] if source else "scontrol, kubectl and nvidia-smi"
-    raise _nobody(asked, out)
+    raise _nobody(SOURCES[source][0] if source else "scontrol, kubectl and nvidia-smi", out)
 
 
 def discovery_document(seen: Discovery) -> dict[str, Any]:
-    """Return what there is as a JSON document."""
     lists = {name: list(getattr(seen, name)) for name in ("unseen", "left_out", "notes")}
     machines = [asdict(group) for group in seen.machines]
     return {"source": seen.source, "machines": machines, **lists, "text": seen.text}

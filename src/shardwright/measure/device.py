@@ -143,7 +143,6 @@ def _driver() -> str:
 
 
 def torch_device(device: MeasuredDevice) -> torch.device:
-    """Return PyTorch's device to measure on."""
     import torch
 
     return torch.device("cuda", torch.cuda.current_device()) if device.backend == "cuda" else torch.device("cpu")

@@ -157,7 +157,6 @@ def attention_calls(row: OperatorTime, device: MeasuredDevice) -> list[Call]:
 
 
 def _attend(row: OperatorTime, device: MeasuredDevice, *, gradient: bool) -> tuple[Call, tuple[object, ...]]:
-    """Return the forward call and its inputs."""
     from torch.nn.functional import scaled_dot_product_attention
 
     def states(heads: int) -> Any:
@@ -247,8 +246,7 @@ def operator_rows(device: MeasuredDevice, settings: ShapeSettings) -> tuple[Oper
     """Return the operators to measure; their `seconds` are still 0."""
     scale = shape_scale(device, settings)
     rows = [row for dtype in device.dtypes for row in _products(device, dtype, scale)]
-    main = device.dtypes[0]
-    for dtype in device.dtypes if device.backend == "cpu" else (main,):
+    for dtype in device.dtypes if device.backend == "cpu" else (device.dtypes[0],):
         rows += _attention(dtype, scale)
         rows += _memory(dtype, scale)
     return tuple(dict.fromkeys(rows))

@@ -117,7 +117,6 @@ def cluster_of(first: Plan, machines: Sequence[Machine]) -> Cluster:
 
 
 def _machine_names(plan: Plan, placement: Placement, machines: Sequence[Machine]) -> list[str]:
-    """Return the name of the machine of every GPU of a placement."""
     names = [[m.name for m in machines if m.gpu == gpu] for gpu in placement.types]
     kind, (node, _) = placement.type[placement.stage], slots(plan, placement)
     return [names[gpu][number] for gpu, number in zip(kind.tolist(), node.tolist(), strict=True)]

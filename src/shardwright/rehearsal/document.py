@@ -114,7 +114,6 @@ def messages(rank: RankRehearsal) -> list[dict[str, Any]]:
 
 
 def to_document(rehearsal: Rehearsal) -> dict[str, Any]:
-    """Return a rehearsal as plain data."""
     return {
         "version": VERSION,
         "trainer": rehearsal.trainer,
@@ -173,12 +172,10 @@ class Expected:
 
 def memory_of(plan: Plan) -> tuple[tuple[StageMemory, ...], ...]:
     """Return the memory of every stage of every replica, as the plan file has it, else predicted."""
-    prediction = plan.prediction or predict(plan, default_efficiency())
-    return prediction.memory
+    return (plan.prediction or predict(plan, default_efficiency())).memory
 
 
 def expected(plan: Plan, place: Place, memory: tuple[tuple[StageMemory, ...], ...]) -> Expected:
-    """Return what is expected of a rank."""
     stage = memory[place.replica][place.stage]
     return Expected(memory=stage, flops=_flops(plan, place), message_bytes=_messages(plan, place, stage))
 

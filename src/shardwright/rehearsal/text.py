@@ -15,7 +15,6 @@ WITH_MASTERS = {"state": "fp32 weights and optimizer state", "passing": f"gather
 
 
 def rehearsal_text(rehearsal: Rehearsal) -> str:
-    """Return the report of a rehearsal."""
     words = TRAINERS[rehearsal.trainer].words
     title = f"One step rehearsed in the code of {words}, {counted(len(rehearsal.ranks), 'rank')}, on fake tensors"
     blocks = [title, *(_rank_text(rank) for rank in rehearsal.ranks), _verdict(rehearsal)]
@@ -25,8 +24,7 @@ def rehearsal_text(rehearsal: Rehearsal) -> str:
 def _rank_text(rank: RankRehearsal) -> str:
     figures = rank.figures
     cost = f"{figures['seconds']:.0f} s, {format_bytes(figures['host_bytes'])} of host memory"
-    title = f"{rank.place.name}, {rank.place.gpu}: {cost}"
-    parts = [title, _memory(rank), _peaks(rank), _work(rank)]
+    parts = [f"{rank.place.name}, {rank.place.gpu}: {cost}", _memory(rank), _peaks(rank), _work(rank)]
     if figures["shims"]:
         parts.append(_shims(rank))
     parts.append("\n".join(f"  {choice}" for choice in (*figures["choices"], f"fake devices: {figures['layer']}")))

@@ -105,8 +105,7 @@ def _of_fsdp(plan: Plan) -> dict[str, Any]:
 
 
 def _fsdp_lacks(plan: Plan) -> Iterable[Problem]:
-    stage = plan.replicas[0].stages[0]
-    if stage.gpus > 1:
+    if plan.replicas[0].stages[0].gpus > 1:
         message = "Hugging Face's tensor and context parallelism are not rehearsed yet"
         yield Problem("replicas[0].stages[0]", message, "plan with tp=1 and cp=1")
     yield from _unrehearsed(plan.job)

@@ -146,7 +146,6 @@ def _results(
 def _differences(
     ranks: Sequence[Results], expected: Mapping[str, Tensor], synthesized: Synthesized
 ) -> list[Difference]:
-    """Return how far the farthest rank is from what is expected of each result."""
     most = []
     for name, (first, _) in ranks[0].items():
         whole = expected[name].double() if name in expected else None
@@ -212,8 +211,7 @@ class Masked(TorchFunctionMode):
         super().__exit__(*raised)
 
     def _drop(self, x: Tensor, chance: float) -> Tensor:
-        mask = dropout(torch.ones_like(x), chance, Draw(number=next(self.numbers), seed=self.seed))
-        return x * mask
+        return x * dropout(torch.ones_like(x), chance, Draw(number=next(self.numbers), seed=self.seed))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -67,8 +67,7 @@ def save(
         problem = f"cannot be written: {getattr(error, 'strerror', None) or error}"
     except SpecError as error:
         problem = str(error)
-    failed = step.fabric.all_reduce(torch.tensor(float(bool(problem)), device=step.device))()
-    if failed.item():
+    if step.fabric.all_reduce(torch.tensor(float(bool(problem)), device=step.device))().item():
         raise bad(str(root), problem or "another rank cannot write its part", "make room, or name another folder")
     if rank == 0:
         _commit(step, optimizer, working, final, number, settings)

@@ -41,13 +41,11 @@ class Synthesized:
 
 
 def to_text(synthesized: Synthesized) -> str:
-    """Return the document as JSON."""
     graph, program = graphs.to_json(synthesized.graph), programs.to_json(synthesized.program)
     return f'{{"spmd":{VERSION},"names":{json.dumps(synthesized.names)},\n"program":{program},\n"graph":{graph}}}\n'
 
 
 def save(synthesized: Synthesized, path: Path) -> None:
-    """Write the document to `path`."""
     write_atomically(path, to_text(synthesized))
 
 

@@ -42,7 +42,6 @@ class Executable:
 
 
 def compiled(graph: Graph, program: Program) -> Executable:
-    """Return `program` ready to run."""
     return Executable(
         graph=graph,
         program=program,
@@ -348,8 +347,7 @@ def _cross_entropy(call: Call, logits: Tensor, target: Tensor, ignore: int) -> R
 
 
 def _cross_entropy_backward(call: Call, *args: Any) -> Tensor:
-    held = call.step.inputs[1]
-    first = call.first(held, call.inputs[1].shape[1], 1)
+    first = call.first(call.step.inputs[1], call.inputs[1].shape[1], 1)
     return kernels.cross_entropy_backward(*args, first=first)
 
 

@@ -158,7 +158,6 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, sc
 def fused_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of `fused` to `q`, `k` and `v`."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         return torch.autograd.grad(fused(q, k, v, mask, causal, scale), (q, k, v), gradient)
@@ -235,7 +234,6 @@ def grouped_mm_weight(x: Tensor, gradient: Tensor, expert: Tensor, experts: int,
 
 
 def _rows_of(expert: Tensor, first: int, experts: int) -> tuple[Tensor, ...]:
-    """Return the rows that belong to each of the experts, in order."""
     order = torch.argsort(expert, stable=True)
     bounds = torch.searchsorted(
         expert[order].contiguous(), torch.arange(first, first + experts + 1, device=expert.device)

@@ -319,8 +319,7 @@ def permute(build: Builder, x: Ref, dims: tuple[int, ...]) -> Ref:
 def part(build: Builder, x: Ref, dim: int, start: int, end: int, step: int = 1) -> Ref:
     """Return the elements start, start + step, … before end of dimension `dim`."""
     value = build.value(x)
-    size = value.shape[dim]
-    if (start, end, step) == (0, size, 1):
+    if (start, end, step) == (0, value.shape[dim], 1):
         return x
     shape = (*value.shape[:dim], len(range(start, end, step)), *value.shape[dim + 1 :])
     return build.make("slice.Tensor", (x, dim, start, end, step), Value(shape, value.dtype))

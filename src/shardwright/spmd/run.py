@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardwright.errors import SpecError, bad
+from shardwright.files import replacing
 from shardwright.records import record
 from shardwright.spmd import checkpoint
 from shardwright.spmd.check import require_elementwise
@@ -132,7 +133,6 @@ def _begin(
 
 
 def _stepped(step: SpmdStep, optimizer: torch.optim.Optimizer, task: Task, number: int, course: Course) -> float:
-    """Take a step, and return its loss."""
     optimizer.zero_grad()
     loss = 0.0
     for part in range(course.accumulate):
@@ -153,7 +153,6 @@ def _divide_gradients(step: SpmdStep, parts: int) -> None:
 
 
 def inside_torchrun() -> bool:
-    """Return whether torchrun started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -181,8 +180,7 @@ def _told_once() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        store = dist.distributed_c10d._get_default_store()
-        if store.add("shardwright: ranks that failed", 1) > 1:
+        if dist.distributed_c10d._get_default_store().add("shardwright: ranks that failed", 1) > 1:
             raise SystemExit(BAD_INPUT) from None
         rank = f"rank {dist.get_rank()}"
         if isinstance(error, SpecError):
@@ -204,9 +202,8 @@ def _initial(task: Task, seed: int) -> dict[str, Tensor]:
 def _saved(state: dict[str, Tensor], path: Path) -> None:
     """Write the state on the first rank, which alone has it; tied tensors are written under each of their names."""
     if dist.get_rank() == 0:
-        temporary = path.with_name(f".{path.name}.tmp")
-        save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, temporary)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, temporary)
 
 
 def _memory(step: SpmdStep, device: torch.device) -> list[RankMemory]:

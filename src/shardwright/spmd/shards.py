@@ -31,7 +31,6 @@ class RankPlace:
         return len(next(iter(self.sizes.values())))
 
     def at(self, rank: int) -> RankPlace:
-        """Return the place of another rank."""
         return RankPlace(rank=rank, sizes=self.sizes)
 
     def shape(self, shape: tuple[int, ...], held: Property) -> tuple[int, ...]:
@@ -69,8 +68,7 @@ def cut(whole: Tensor, held: Property, place: RankPlace) -> Tensor:
 
 def by_units(part: Tensor, held: Sharded) -> Tensor:
     """Return a shard as a contiguous tensor of its units: (units, the rest)."""
-    size = part.shape[held.dim]
-    inner_units = size // held.outer
+    inner_units = part.shape[held.dim] // held.outer
     split = part.unflatten(held.dim, (held.outer, inner_units)) if held.outer > 1 else part.unsqueeze(held.dim)
     return split.movedim(held.dim + 1, 0).contiguous()
 
@@ -164,7 +162,6 @@ def _from_flat(flat: Tensor, held: Sharded, shape: tuple[int, ...]) -> Tensor:
 
 
 def _counts(held: Sequence[Sharded], shapes: Sequence[tuple[int, ...]], place: RankPlace) -> list[list[int]]:
-    """Return the elements that each rank has of each tensor."""
     counts = [[math.prod(shape) // sharding.units * units for units in place.sizes[sharding.ratio, sharding.units]]
             for sharding, shape in zip(held, shapes, strict=True)]  # fmt: skip
     return [list(of_rank) for of_rank in zip(*counts, strict=True)]

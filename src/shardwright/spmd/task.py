@@ -55,7 +55,6 @@ class Task:
     groups: Callable[[str], Mapping[str, Any]] | None = None
 
     def batch_of(self, step: int) -> Mapping[str, Tensor]:
-        """Return the batch of a step."""
         return self.batches(step) if self.batches else self.batch
 
     def optimizer_of(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

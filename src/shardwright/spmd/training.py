@@ -53,8 +53,7 @@ class SpmdStep:
         seed: int = 0,
         fabric: RankFabric | None = None,
     ) -> None:
-        machines = program.notes.get("machines", ())
-        self.fabric = fabric or ProcessFabric(machines)
+        self.fabric = fabric or ProcessFabric(program.notes.get("machines", ()))
         if self.fabric.ranks != program.ranks:
             raise bad("the program", f"is for {program.ranks} ranks, but {self.fabric.ranks} run", "start as many")
         self.device, self.seed, self.steps = torch.device(device), seed, 0
@@ -123,8 +122,7 @@ class SpmdStep:
             whole = gathered(self._tensors[name].detach(), self.held(ref), value.shape, self.place, self.fabric)
             if self.place.rank == 0:
                 state[name] = whole.cpu().clone()
-        named = {key: state[name] for key, name in self._names.items() if name in state}
-        return named | self.rest
+        return ({key: state[name] for key, name in self._names.items() if name in state}) | self.rest
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Run forward and backward on a batch, add to each parameter's gradient, return the loss.

@@ -42,8 +42,7 @@ def best(
     less than `below` seconds. Without `branch` whole numbers near the relaxation are all that is tried, unless there
     are none. `known` is a choice that fits, at these prices."""
     program = integer_program(space, costs)
-    width = len(program.costs)
-    upper = np.ones(width)
+    upper = np.ones(len(program.costs))
     upper[-1] = np.inf
     if allowed is not None:
         upper[: len(allowed)] = allowed

@@ -49,7 +49,6 @@ class Choice:
 
 
 def chosen(space: Decisions, costs: Prices, values: Floats, bound: float) -> Choice:
-    """Return the choice that whole columns make."""
     x = values[: len(costs.compute)]
     rules = np.array([int(np.argmax(x[start:stop])) for start, stop in spans(costs)])
     sent = sent_by(space, costs, rules)
@@ -58,7 +57,6 @@ def chosen(space: Decisions, costs: Prices, values: Floats, bound: float) -> Cho
 
 
 def columns_of(space: Decisions, costs: Prices, program: IntegerProgram, choice: Choice) -> Floats:
-    """Return the columns that a choice stands for."""
     values = np.zeros(len(program.costs))
     count = len(costs.compute)
     values[costs.columns.first + choice.rules] = 1.0
@@ -101,7 +99,6 @@ def sent_by(space: Decisions, costs: Prices, rules: Ints) -> Floats:
 
 
 def time_of(space: Decisions, costs: Prices, rules: Ints, sent: Floats) -> StepSeconds:
-    """Return the time of the step that a choice makes."""
     return step_seconds(events(space, costs, rules, sent))
 
 
@@ -164,7 +161,6 @@ class _Pass:
 
 
 def step_seconds(events: Events) -> StepSeconds:
-    """Return the time of a step."""
     order = _unrolled(events.weights)
     compute, blocking = events.compute[order], events.blocking[order]
     early, deferred = events.early[order], events.deferred[order]

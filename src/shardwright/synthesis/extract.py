@@ -89,7 +89,6 @@ def needed(graph: Graph, steps: Mapping[str, Step], *, kept: bool) -> tuple[Comm
 
 
 def steps_of(graph: Graph, space: Decisions, rules: Ints) -> dict[str, Step]:
-    """Return a step for each node of `graph` from a rule for each decision."""
     chosen = {
         decision.name: decision.rules[rule] for decision, rule in zip(space.decisions, rules.tolist(), strict=True)
     }

@@ -118,7 +118,6 @@ class Graph:
     repeats: tuple[RepeatedBlock, ...] = ()
 
     def by_name(self) -> dict[str, Node]:
-        """Return the nodes by their names."""
         return {node.name: node for node in self.nodes}
 
     def values(self) -> dict[Ref, Value]:
@@ -293,7 +292,6 @@ PRODUCTS = words(
 
 
 def traffic_bytes(node: Node, operands: tuple[Value, ...]) -> float:
-    """Return the bytes that `node` reads and writes."""
     if node.op in FREE:
         return 0.0
     return float(sum(value.size_bytes for value in (*operands, *node.outputs)))
@@ -362,7 +360,6 @@ def property_document(held: Property) -> list[str | int]:
 
 
 def property_of_document(part: list[str | int]) -> Property:
-    """Return the property that `document` wrote."""
     kind, *rest = part
     if kind == "sharded":
         dim, units, ratio, outer = rest

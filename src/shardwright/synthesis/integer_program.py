@@ -121,8 +121,7 @@ def _rules(space: Decisions, named: DecisionColumns) -> _Rules:
     rows = LinearRows()
     for start, stop in pairwise((*named.first.tolist(), len(named.decision))):
         rows.add(dict.fromkeys(range(start, stop), 1.0), 1.0, 1.0)
-    edges = _operands(rows, space, named)
-    return _Rules(rows, edges, *_occurrences(space, named))
+    return _Rules(rows, _operands(rows, space, named), *_occurrences(space, named))
 
 
 def _operands(rows: LinearRows, space: Decisions, named: DecisionColumns) -> dict[Edge, int]:

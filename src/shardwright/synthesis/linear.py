@@ -121,7 +121,6 @@ class WarmRelaxation:
             self._solver.setBasis(start)
 
     def solve(self) -> Solution:
-        """Return the least value."""
         self._solver.run()
         return _read(self._solver, False)
 

@@ -62,12 +62,10 @@ class Machines:
 
     @cached_property
     def machine_of(self) -> Ints:
-        """The machine of each rank, [ranks]."""
         return np.repeat(np.arange(len(self.machines)), [machine.gpus for machine in self.machines])
 
     @cached_property
     def device_of(self) -> tuple[Device, ...]:
-        """The device of each rank."""
         return tuple(machine.device for machine in self.machines for _ in range(machine.gpus))
 
     @cached_property
@@ -108,7 +106,6 @@ class Machines:
         return tuple((self.flops_per_second / self.flops_per_second.sum()).tolist())
 
     def even(self) -> tuple[float, ...]:
-        """Return equal shares."""
         return (1.0 / self.ranks,) * self.ranks
 
 

@@ -365,8 +365,7 @@ def _dropped_scores(node: Node, operands: Sequence[Value]) -> float:
     """Return the bytes of the scores of attention with dropout, nothing where a fused kernel computes it."""
     back = node.op.endswith("backward")
     query, key = operands[back].shape, operands[1 + back].shape
-    chance = node.args[7 if back else 4]
-    return SCORE_BYTES * query[0] * query[1] * query[2] * key[2] if chance else 0.0
+    return SCORE_BYTES * query[0] * query[1] * query[2] * key[2] if node.args[7 if back else 4] else 0.0
 
 
 WORKING: dict[str, Callable[[Node, Sequence[Value]], float]] = {

@@ -29,7 +29,6 @@ class RankShares:
         return np.asarray(self.row(held.ratio)) if units is None else np.asarray(units) / held.units
 
     def row(self, ratio: str) -> tuple[float, ...]:
-        """Return the exact shares of a ratio."""
         return self.exact.get(ratio, self.exact[COMPUTE])
 
     def by_class(self, held: Sharded, net: Machines) -> Floats:

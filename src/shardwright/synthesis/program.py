@@ -77,7 +77,6 @@ class Program:
 
 
 def to_json(program: Program) -> str:
-    """Return `program` as one JSON document."""
     return json.dumps(
         {
             "version": PROGRAM_VERSION,

@@ -78,8 +78,7 @@ def best_shares(
 ) -> RankShares | None:
     """Return the shares that the choice is fastest with, None if none fit the memory."""
     ratios = tuple(shares.exact)
-    plain = _Layout(ratios, len(net.classes), 0)
-    flow = _affine(space, choice, net, shares, costs, plain)
+    flow = _affine(space, choice, net, shares, costs, _Layout(ratios, len(net.classes), 0))
     weights = np.array(space.weights, dtype=np.float64)
     stages = _distinct(flow, weights)
     layout = _Layout(ratios, len(net.classes), len(stages))

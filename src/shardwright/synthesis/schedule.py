@@ -67,7 +67,6 @@ Action: TypeAlias = ComputeNode | Send | Wait | Leave | Forget
 
 
 def schedule(graph: Graph, program: Program) -> tuple[Action, ...]:
-    """Return the actions of every rank."""
     actions = _ordered(graph, program)
     left: dict[Key, list[str]] = defaultdict(list)
     for name, key in ends(graph, program).items():
@@ -99,7 +98,6 @@ def ends(graph: Graph, program: Program) -> dict[str, Key]:
 
 
 def _ordered(graph: Graph, program: Program) -> list[Action]:
-    """Return the actions without the forgetting."""
     closing = _closing(graph, program)
     known = {**closing, **program.conversions()}
     read = _first_readers(graph, program, known)

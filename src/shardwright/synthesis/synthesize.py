@@ -227,7 +227,6 @@ class ProgramProblem:
     rules: Rules = everything
 
     def prices(self, shares: RankShares) -> Prices:
-        """Return the prices at some shares."""
         return prices(self.space, self.net, shares, overlap=self.overlap)
 
     def best(self, shares: RankShares, hint: Hint | None = None) -> Choice | None:
@@ -237,11 +236,9 @@ class ProgramProblem:
         return best(self.space, costs, gap=self.gap, allowed=allowed, hint=hint, branch=False)
 
     def priced(self, choice: Choice, shares: RankShares) -> Choice:
-        """Return the choice priced at other shares."""
         return replace(choice, seconds=time_of(self.space, self.prices(shares), choice.rules, choice.sent))
 
     def fits(self, choice: Choice, shares: RankShares) -> bool:
-        """Return whether the choice fits the memory of all devices."""
         return fits(self.space, choice.rules, self.net, shares)
 
 

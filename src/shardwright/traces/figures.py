@@ -110,7 +110,6 @@ class RankFigures:
 
 
 def figures(activity: Activity) -> RankFigures:
-    """Return what the step of a rank went to."""
     window = np.array([[activity.begin, activity.end]])
     device, count = activity.device, float(activity.steps)
     codes = {name: code for code, name in enumerate(device.kinds)}
@@ -237,7 +236,6 @@ def either(first: Floats, second: Floats) -> Floats:
 
 
 def seconds(spans: Floats) -> float:
-    """Return how long a set is."""
     return float((spans[:, 1] - spans[:, 0]).sum())
 
 

@@ -72,7 +72,6 @@ class _Recorded:
         self.add(kind_of(name), begin, end, _group_of(args), int(args.get("correlation") or -1))
 
     def add(self, kind: str, begin: float, end: float, group: tuple[str, int] = ("", 0), correlation: int = -1) -> None:
-        """Add work of a kind."""
         self.begin.append(begin)
         self.end.append(end)
         self.kind.append(self.kinds.setdefault(kind, len(self.kinds)))
@@ -86,7 +85,6 @@ class _Recorded:
         ends.append(end)
 
     def spans(self) -> Spans:
-        """Return the work of the device."""
         begin, end = np.array(self.begin), np.array(self.end)
         return Spans(
             begin=begin,
@@ -114,7 +112,6 @@ class _Recorded:
         return np.isin(np.array(self.correlation, dtype=np.int64), numbers)
 
     def times(self, what: str) -> Floats:
-        """Return the times of the host."""
         return union(*map(np.array, self.host[what])) if what in self.host else NOTHING
 
 

@@ -261,8 +261,7 @@ def expert_degree(run: PublishedRun, model: Model, tp: int, cp: int, dp: int) ->
 
 def head_layers(model: Model) -> float:
     """Return the weights of the output projection over those of a layer."""
-    layer = model.layers[-1]
-    per_layer = model.layer_parameters(layer)
+    per_layer = model.layer_parameters(model.layers[-1])
     return model.token_table_parameters / per_layer
 
 

@@ -171,7 +171,6 @@ def framework_of(run: PublishedRun, guesses: list[Assumption]) -> Framework:
 
 @cache
 def habits_of(framework: Framework) -> Habits:
-    """Return what a framework does by default."""
     return figures(Habits, framework_rows()[framework])
 
 

@@ -128,7 +128,6 @@ class Pairs:
     inside: Bools | None = None
 
     def take(self, places: Ints) -> Pairs:
-        """Return the pairs at some places."""
         given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
         return Pairs(**{name: getattr(self, name)[places] for name in given})
 

@@ -172,13 +172,11 @@ def parse_runs(text: str, place: str) -> tuple[PublishedRun, ...]:
 
 @lru_cache
 def published_runs() -> tuple[PublishedRun, ...]:
-    """Return the published runs that ship with the package."""
     return _shipped(RUNS_FILE)
 
 
 @lru_cache
 def published_failed_runs() -> tuple[PublishedRun, ...]:
-    """Return the configurations that were published as failed."""
     return _shipped(FAILED_FILE)
 
 
@@ -261,7 +259,6 @@ class Notes:
 
 @lru_cache(maxsize=4096)
 def notes_of(text: str) -> Notes:
-    """Return what notes say."""
     special, block, boundaries = (_found(pattern, text) for pattern in (SPECIAL, BLOCK, PSEUDO_LAYERS))
     return Notes(
         **{name: _found(pattern, text) is not None for name, pattern in SAID.items()},

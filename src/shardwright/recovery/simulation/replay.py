@@ -91,8 +91,7 @@ def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = N
 
 def saving_of(plan: Plan, spans: Sequence[PresenceSpan], rates: Rates) -> Saving:
     """Return how often a run on a trace should save. A snapshot stops training while a machine copies its part."""
-    machines = sum(pool.nodes for pool in plan.cluster.pools)
-    part = checkpoint_bytes(plan.model, plan.job) / machines
+    part = checkpoint_bytes(plan.model, plan.job) / sum(pool.nodes for pool in plan.cluster.pools)
     seconds = sum(span.length for span in spans)
     rate = max(sum(span.lost > 0 for span in spans), 1) / seconds
     stall = part / rates.memory
@@ -108,7 +107,6 @@ def saving_of(plan: Plan, spans: Sequence[PresenceSpan], rates: Rates) -> Saving
 def replay(
     strategy: Strategy, plan: Plan, spans: Sequence[PresenceSpan], templates: Templates, rates: Rates, saving: Saving
 ) -> TraceOutcome:
-    """Return what comes of a strategy."""
     course = _Course(run=RunPlans(now=plan, seated=(), first=plan))
     before: tuple[Machine, ...] = ()
     for number, span in enumerate(spans):
@@ -141,7 +139,6 @@ def replay(
 def _decided(
     course: _Course, strategy: Strategy, machines: tuple[Machine, ...], now: float, templates: Templates, rates: Rates
 ) -> None:
-    """Decide how to go on with the machines that are there now."""
     wanted = sum(pool.nodes for pool in course.run.first.cluster.pools)
     situation = Situation(
         run=course.run,

@@ -80,7 +80,6 @@ def cheapest(situation: Situation) -> NextPlan:
 
 
 def newest(situation: Situation) -> NextPlan:
-    """Return the best plan for the machines that are there."""
     first, machines = situation.run.first, situation.machines
     plan = first if fits(first, machines) else template_of(first, machines, situation.templates)
     return NextPlan(plan=plan, reason="the best plan for these machines")

@@ -97,7 +97,6 @@ def trace_of(name: str, rows: Mapping[tuple[float, Place], tuple[int, float]]) -
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace as `read_trace` reads it."""
     lines = [",".join(COLUMNS)]
     for number, time in enumerate(trace.seconds.tolist()):
         for place, (zone, gpu) in enumerate(trace.places):
@@ -189,14 +188,12 @@ def lifetime_hours(random: np.random.Generator) -> float:
 
 
 def _zone(market: Market, machines: int, ticks: int, random: np.random.Generator) -> np.ndarray:
-    """Return how many machines can be had at each tick."""
     per_tick = TICK_SECONDS / SECONDS_PER_HOUR
     counts = np.zeros(ticks, dtype=np.int64)
     tick, capacity = 0, bool(random.random() < market.with_hours / (market.with_hours + WITHOUT_HOURS))
     while tick < ticks:
         median = market.with_hours if capacity else WITHOUT_HOURS
-        spell = max(int(exp(random.normal(log(median), SPREAD)) / per_tick), 1)
-        stop = min(tick + spell, ticks)
+        stop = min(tick + max(int(exp(random.normal(log(median), SPREAD)) / per_tick), 1), ticks)
         if capacity:
             counts[tick:stop] = machines - _missing(market, machines, stop - tick, random)
         elif random.random() > BATCH:

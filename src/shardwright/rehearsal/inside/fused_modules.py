@@ -150,8 +150,7 @@ class Linear(torch.nn.Module):
         self.in_features, self.out_features = inputs, outputs
 
     def forward(self, x: torch.Tensor, **_: Any) -> Any:
-        bias = None if self.te_return else self.bias
-        out = Product.apply(x, self.weight, bias, None, self)
+        out = Product.apply(x, self.weight, None if self.te_return else self.bias, None, self)
         return (out, self.bias) if self.te_return else out
 
 
@@ -396,8 +395,7 @@ def _interleaved(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
     parts = (query, key, value)
     if len({(part.untyped_storage()._cdata, part.shape, part.stride()) for part in parts}) > 1:
         return False
-    size = query.shape[-1]
-    steps = (size, query[0, 0].numel())
+    steps = (query.shape[-1], query[0, 0].numel())
     return [part.storage_offset() for part in parts] in [[0, step, 2 * step] for step in steps]
 
 

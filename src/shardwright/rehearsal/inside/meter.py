@@ -129,12 +129,10 @@ class Meter(TorchDispatchMode):
         super().__exit__(*error)
 
     def begin_step(self) -> None:
-        """Count from here on."""
         self.begun, self.counts, self.phase = len(self.events), Counts(), "forward"
         self._fresh = []
 
     def label(self, group: Any, words: str) -> None:
-        """Say what a process group is for."""
         self.labels[str(group.group_name)] = words
 
     def mark(self, kind: str, tensors: Iterable[torch.Tensor | None]) -> None:
@@ -282,8 +280,7 @@ def _message_bytes(args: Any, out: Any) -> int:
 
 
 def _storage(tensor: torch.Tensor) -> Any:
-    inner = getattr(tensor, "_local_tensor", tensor)
-    return inner.untyped_storage()
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage()
 
 
 def _group(leaves: list[Any]) -> Any:

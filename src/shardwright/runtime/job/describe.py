@@ -14,7 +14,6 @@ FEWEST_IN_RUN = 5  # ranks that are shown as first and last
 
 
 def layout_document(layout: Layout) -> dict[str, Any]:
-    """Return the layout as JSON data."""
     return {
         "world_size": layout.world_size,
         "ranks": [_rank_document(layout, place) for place in layout.places],
@@ -23,7 +22,6 @@ def layout_document(layout: Layout) -> dict[str, Any]:
 
 
 def layout_text(layout: Layout) -> str:
-    """Return the layout as text for a terminal."""
     plan = layout.plan
     lines = [f"{plan.model.name} on {layout.world_size} ranks, {plan.data_parallel} copies of the model", ""]
     for place in layout.places:

@@ -149,7 +149,6 @@ def resume(engine: Engine, settings: Settings, folder: Path, course: Course) -> 
 
 
 def _opened(folder: Path) -> tuple[Checkpoint | None, str]:
-    """Return a checkpoint, or what is wrong with its manifest."""
     try:
         return open_checkpoint(folder), ""
     except SpecError as error:
@@ -247,8 +246,7 @@ def run_steps(run: Run) -> Trained:
 
 def _step(run: Run, step: int, record: Record, number: int) -> StepResult:
     """Train a step, number `number` of those that may be measured, or traced under the profiler."""
-    settings = run.settings
-    if settings.trace is None or number != 0:
+    if run.settings.trace is None or number != 0:
         return _plain_step(run, step, record, number)
     with traced(run.engine.pipeline.device) as trace:
         result = _plain_step(run, step, record, number)

@@ -67,7 +67,6 @@ def begin(path: Path, first_step: int) -> None:
 
 
 def append(path: Path, row: Row) -> None:
-    """Add a row."""
     values = [getattr(row, name) for name in COLUMNS]
     with path.open("a", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerow(["" if value is None else value for value in values])

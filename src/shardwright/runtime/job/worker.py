@@ -91,7 +91,6 @@ def _own_gpu(place: int) -> torch.device:
 
 
 def device_report(device: torch.device) -> DeviceReport:
-    """Return what a device of this process is."""
     machine = socket.gethostname()
     if device.type != "cuda":
         return DeviceReport(machine=machine, device="CPU", gpu=None, memory_bytes=0.0, cpu=True)

@@ -24,7 +24,6 @@ class ProcessGroups:
     meeting: Any = None
 
     def find(self, purpose: Purpose, ranks: tuple[int, ...]) -> Any:
-        """Return the group of `ranks` for a purpose."""
         return self.groups[Communicator(purpose=purpose, ranks=ranks)] if len(ranks) > 1 else None
 
 

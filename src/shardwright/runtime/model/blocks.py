@@ -53,7 +53,6 @@ def norm(x: torch.Tensor, weights: Weights, model: Model, details: Details) -> t
 
 
 def times(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return `x` times a number."""
     return x if scale == 1.0 else x * scale
 
 

@@ -152,7 +152,6 @@ def logits_of(chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of(chunk: Chunk, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the summed loss of the tokens."""
     return summed_loss(
         _final(chunk, x), _projection(chunk), targets, chunk.model.vocab, chunk.tensor,
         bias=chunk.weights.get("head.bias"), cap=chunk.model.computed.logit_cap,

@@ -55,7 +55,6 @@ class TensorSource:
         return value.reshape(parameter.shape) if self.view is not None else value
 
     def put(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Set the parameter in the tensor."""
         place = (tensor if self.view is None else tensor.view(self.view))[self.index]
         place = place.transpose(-2, -1) if self.turned else place
         place.copy_(value.reshape(place.shape))

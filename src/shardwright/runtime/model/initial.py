@@ -18,7 +18,6 @@ Initial = Callable[[ModelParameter], torch.Tensor]
 
 
 def seeded(model: Model, seed: int) -> Initial:
-    """Return the initial values of a model for a seed."""
     return lambda parameter: initial_values(parameter, seed, rows=model.vocab if parameter.padded else None)
 
 
@@ -70,5 +69,4 @@ def initial_values(parameter: ModelParameter, seed: int, *, rows: int | None = N
     values.normal_(0.0, width, generator=generator)
     if used == parameter.shape:
         return values
-    padding = torch.zeros((parameter.shape[0] - used[0], *parameter.shape[1:]))
-    return torch.cat([values, padding])
+    return torch.cat([values, torch.zeros((parameter.shape[0] - used[0], *parameter.shape[1:]))])

@@ -90,7 +90,6 @@ class ModelParameter:
         return self.name in ("embedding.tokens.weight", "head.weight", "head.bias")
 
     def piece(self, shard: int, shards: int) -> int:
-        """Return the piece that a shard holds."""
         return shard * min(self.pieces, shards) // shards
 
     def bounds(self, first: int, last: int, shards: int) -> tuple[int, int]:

@@ -126,7 +126,6 @@ def reaches(report: Report, settlement: Settlement) -> bool:
 
 
 def report_of(data: Mapping[str, Any]) -> Report:
-    """Return a report from JSON data."""
     vote = data.get("vote")
     return Report(
         step=data["step"],

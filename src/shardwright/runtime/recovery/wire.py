@@ -351,7 +351,6 @@ class BackgroundTasks:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Begin some work."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._over)

@@ -34,7 +34,6 @@ class Blocks:
         return self.codes[first * BLOCK : last * BLOCK], self.scales[first:last]
 
     def values(self, start: int, stop: int) -> torch.Tensor:
-        """Return values [start, stop) in fp32."""
         begin = start // BLOCK * BLOCK
         whole = dequantised(*self.part(slice(begin, stop)), code_book(self.codes.device, signed=self.signed))
         return whole[start - begin : stop - begin]
@@ -49,7 +48,6 @@ class Blocks:
 
 
 def zeros(elements: int, device: torch.device, *, signed: bool) -> Blocks:
-    """Return blocks of so many zeros."""
     count = -(-elements // BLOCK)
     code_book(device, signed=signed)  # else the first step would wait for it
     zero = int((code_book(torch.device("cpu"), signed=signed) == 0.0).nonzero())

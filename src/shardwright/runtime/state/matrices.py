@@ -65,7 +65,6 @@ def exchanges_of(layout: Layout, place: Place) -> tuple[Exchange, ...]:
 
 
 def _shards(layout: Layout, family: Family, known: dict[int, tuple[Bucket, ...]]) -> Iterator[Bucket]:
-    """Yield the bucket of every shard of a family."""
     units, block = family
     unit = layout.units[units[0]]
     for shard, ranks in enumerate(unit.holders if block is None else unit.experts[block]):

@@ -67,7 +67,6 @@ def make_orthogonaliser(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Orthogonaliser:
-    """Return the orthogonaliser of a rank that computes in `dtype`."""
     return Orthogonaliser(
         routes=tuple(_route(exchange, groups.find("matrices", exchange.ranks), rank, slots) for exchange in exchanges),
         dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16,
@@ -162,8 +161,7 @@ def _exchanged_steps(
 
 def _exchanged(out: list[list[torch.Tensor]], received: list[int], group: Any, how: Orthogonaliser) -> torch.Tensor:
     """Return the flat values that the ranks of a group sent here, `received` of each; each gets its part of `out`."""
-    nothing = torch.empty(0, dtype=how.dtype, device=how.device)
-    sent = torch.cat([nothing, *chain.from_iterable(out)])
+    sent = torch.cat([torch.empty(0, dtype=how.dtype, device=how.device), *chain.from_iterable(out)])
     if group is None:
         return sent
     came = torch.empty(sum(received), dtype=how.dtype, device=how.device)

@@ -71,7 +71,6 @@ def muon_steps(
 
 
 def _update(slots: Sequence[Slot], recipe: Recipe, step: int, verdict: StepVerdict, skipped: int) -> Update:
-    """Return the update of slots that are treated alike."""
     return Update(
         slots=tuple(slots),
         gradients=tuple(slot.gradient.to(slot.master.device) for slot in slots),
@@ -85,8 +84,7 @@ def _update(slots: Sequence[Slot], recipe: Recipe, step: int, verdict: StepVerdi
 
 def _treatment(slot: Slot, recipe: Recipe) -> tuple[bool, bool, Method]:
     """Return what one call has in common: where state is, whether it decays, and its method."""
-    in_host = slot.master.device != slot.gradient.device
-    return in_host, not slot.segment.decayed, recipe.rule(slot.segment)
+    return slot.master.device != slot.gradient.device, not slot.segment.decayed, recipe.rule(slot.segment)
 
 
 def gather_weights(store: Store, rank: int, groups: ProcessGroups) -> None:

@@ -158,8 +158,7 @@ def _columns(piece: StatePiece, rows: NDArray[np.int64], inner: int) -> tuple[ND
     """Return the columns [low, high) of the whole parameter that a piece has in each row."""
     width, begin = (piece.stop - piece.start) * inner, piece.start * inner
     low = np.clip(piece.low - rows * width, 0, width) + begin
-    high = np.clip(piece.high - rows * width, 0, width) + begin
-    return low, high
+    return low, np.clip(piece.high - rows * width, 0, width) + begin
 
 
 def _place(piece: StatePiece, inner: int, row: int, column: int) -> int:

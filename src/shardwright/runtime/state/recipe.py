@@ -66,7 +66,6 @@ class Recipe:
         return self.learning_rate * (self.final_fraction + (1.0 - self.final_fraction) * left)
 
     def rule(self, segment: Segment) -> Method:
-        """Return the method that updates a segment."""
         return rule(self.method, segment)
 
 

@@ -42,11 +42,9 @@ class Flat:
         return self.kept is not self.whole
 
     def piece(self, piece: Piece) -> torch.Tensor:
-        """Return a piece of the whole, in its shape."""
         return self.whole[piece.offset : piece.offset + piece.elements].view(piece.shape)
 
     def view(self, flat: FlatView) -> torch.Tensor:
-        """Return the elements of a view, in its shape."""
         return self.whole[flat.offset : flat.offset + prod(flat.shape)].view(flat.shape)
 
     def part(self, start: int, stop: int) -> torch.Tensor:
@@ -197,7 +195,6 @@ def local_shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
 
 
 def cut(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """Return a piece of a whole parameter."""
     dim = piece.parameter.dim
     return whole if dim is None else whole.narrow(dim, piece.start, piece.stop - piece.start)
 

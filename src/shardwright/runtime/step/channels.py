@@ -55,7 +55,6 @@ class Incoming:
 def make_channels(
     layout: Layout, place: Place, groups: ProcessGroups, dtype: torch.dtype, device: torch.device
 ) -> Channels:
-    """Return the channels of a rank."""
     plan = layout.plan
     length = plan.job.seq_len // place.context_parallel // (place.tensor_parallel if plan.sequence_parallel else 1)
     return Channels(

@@ -27,7 +27,6 @@ class Gather:
     work: Any
 
     def wait(self) -> None:
-        """Return when `whole` is there."""
         self.work.wait()
         if self.padded is not None:
             for part, (start, stop) in _padded_parts(self.bucket, self.padded):

@@ -249,7 +249,6 @@ def _commit(engine: Engine, root: Path, step: int, course: Course) -> None:
 
 
 def state_file(rank: int) -> str:
-    """Return the name of the file of a rank."""
     return f"rank-{rank:05d}.state"
 
 

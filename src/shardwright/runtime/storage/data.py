@@ -12,11 +12,8 @@ What fails is tried again for some seconds, but for what is missing or not allow
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -26,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import bad
-from shardwright.files import write_atomically
+from shardwright.files import replacing, write_atomically
 from shardwright.records import record
 
 BYTES = "bytes"
@@ -107,7 +104,6 @@ def location_of(text: str) -> Location:
 
 
 def header_path(path: Path) -> Path:
-    """Return the path of the header of a token file."""
     return path.with_suffix(".json")
 
 
@@ -223,19 +219,13 @@ def write_tokens(path: Path, texts: Iterable[Path], tokenizer: str = BYTES) -> T
     encode, vocab, end = _bytes_encoder() if tokenizer == BYTES else _encoder(Path(tokenizer))
     dtype = "uint16" if vocab <= 1 << 16 else "uint32"
     count = 0
-    descriptor, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as out:
+    with replacing(path) as temporary:
+        with temporary.open("wb") as out:
             for tokens in map(encode, _texts(texts)):
                 out.write(np.asarray(tokens, dtype=DTYPES[dtype]).tobytes())
                 count += len(tokens)
         if not count:
             raise bad(str(path), "there is no text to write", "give files with text")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
     header = {"version": 1, "dtype": dtype, "tokens": count, "vocab": vocab, "tokenizer": tokenizer, "end": end}
     write_atomically(header_path(path), json.dumps(header, indent=1) + "\n")
     return open_tokens(path)

@@ -131,8 +131,7 @@ def import_checkpoint(source: Path, root: Path) -> Path:
             for kind, name in dict.fromkeys((*weights, *stated))
             if (cut := manifest.parameters.get(name)) is not None
         ]
-        pieces = write_pieces(working, FILE, items)
-        write_manifest(working, replace(manifest, pieces=pieces))
+        write_manifest(working, replace(manifest, pieces=write_pieces(working, FILE, items)))
         os.replace(working, final)
     except FloatingPointError as error:
         raise bad(str(source), str(error), "import another step") from None
@@ -179,8 +178,7 @@ def _read_distributed(source: Path) -> tuple[Tensors, str]:
         state[TEXT] = io.BytesIO()
     with _alone():
         load(state, checkpoint_id=source, no_dist=True)
-    text = state.pop(TEXT, io.BytesIO())
-    return state, text.getvalue().decode()
+    return state, state.pop(TEXT, io.BytesIO()).getvalue().decode()
 
 
 @contextmanager

@@ -75,7 +75,6 @@ def hash_of(content: bytes | bytearray | memoryview) -> str:
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """Return the folder of a complete step."""
     return root / f"step-{step:08d}"
 
 
@@ -119,7 +118,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """Return a manifest as JSON, with its hash."""
     document: dict[str, Any] = {item.name: getattr(manifest, item.name) for item in fields(manifest)}
     document["parameters"] = {name: [list(cut.shape), cut.dim] for name, cut in manifest.parameters.items()}
     document["files"] = grouped((stored.file, _row(stored)) for stored in manifest.pieces)
@@ -166,14 +164,12 @@ def complete_steps(root: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """Return the step in the name of a folder."""
     match = STEP_FOLDER.fullmatch(folder.name)
     assert match is not None, "only folders of steps are asked for"
     return int(match[1])
 
 
 def by_parameter(pieces: Iterable[StoredPiece]) -> Index:
-    """Return pieces by kind and parameter."""
     return grouped(((stored.piece.kind, stored.piece.parameter), stored) for stored in pieces)
 
 
@@ -214,7 +210,6 @@ def _changed(where: str) -> SpecError:
 
 
 def model_hash(model: Model) -> str:
-    """Return the hash of a model."""
     return hash_of(json.dumps(described(replace(model, name="")), sort_keys=True).encode())
 
 

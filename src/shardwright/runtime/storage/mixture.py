@@ -69,7 +69,6 @@ class Mixture:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all files."""
         return sum(len(part.file.tokens) for part in self.parts)
 
     @property

@@ -9,10 +9,7 @@ PEFT wrote is gone on from. A file is opened lazily, and written whole or not at
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from shardwright.errors import bad
-from shardwright.files import write_atomically
+from shardwright.files import replacing, write_atomically
 from shardwright.records import record
 from shardwright.runtime.model.fused import TensorSource
 from shardwright.runtime.model.initial import Initial
@@ -97,7 +94,6 @@ def save_weights(
 
 
 def write_index(folder: Path, model: Model, dtype: torch.dtype) -> None:
-    """Write the index of the files of all units."""
     placed: dict[str, str] = {}
     elements = 0
     for unit in range(len(model.layers) + 2):
@@ -246,17 +242,8 @@ def open_tensors(path: Path) -> TensorFile:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors to a temporary file beside `path`, then rename it, so that a reader never sees a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(descriptor)
-    try:
-        # the library refuses tensors that share memory, such as parts of one buffer
-        alone = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    """Write tensors such that a reader never sees a part of them."""
+    # the library refuses tensors that share memory, such as parts of one buffer
+    alone = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
         save_file(alone, temporary, dict(metadata or {}))
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)

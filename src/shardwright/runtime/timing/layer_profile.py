@@ -112,7 +112,6 @@ class Measured:
 
 
 def medians(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Return the median of each unit's times."""
     return {unit: median(values) for unit, values in sorted(times.items())}
 
 
@@ -184,7 +183,6 @@ def _completed(model: Model, times: Mapping[int, float], others: Sequence[Mappin
 
 
 def _weights(model: Model) -> list[int]:
-    """Return the weights of every unit."""
     return [
         sum(prod(parameter.shape) for parameter in unit_parameters(model, unit, model.vocab))
         for unit in range(len(model.layers) + 2)

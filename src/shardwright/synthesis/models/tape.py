@@ -43,8 +43,7 @@ class Recorder:
         number = self._names.get(stem, 0)
         self._names[stem] = number + 1
         full = name or f"{stem}_{number}"
-        node = Node(name=full, op=op, args=args, kwargs=kwargs, outputs=outputs)
-        self.nodes.append(node)
+        self.nodes.append(Node(name=full, op=op, args=args, kwargs=kwargs, outputs=outputs))
         self._values.update((Ref(full, place), value) for place, value in enumerate(outputs))
         if self._block:
             kind, _, place = self._block.rpartition(".")
@@ -78,7 +77,6 @@ class Recorder:
         return result
 
     def give(self, ref: Ref, gradient: Ref) -> None:
-        """Add `gradient` to that of `ref`."""
         if ref in self._gradients:
             gradient = self.op("add.Tensor", (self._gradients[ref], gradient), self.shape(ref))
         self._gradients[ref] = gradient
@@ -316,8 +314,7 @@ class Tape(Recorder):
         return self.op("cat", (turned, dim), shape)
 
     def embedding(self, indices: Ref, w: Ref) -> Ref:
-        shape = (*self.shape(indices), self.shape(w)[1])
-        made = self.op("embedding", (w, indices), shape)
+        made = self.op("embedding", (w, indices), (*self.shape(indices), self.shape(w)[1]))
 
         def rule(g: Ref) -> None:
             args = (g, indices, self.shape(w)[0], -1, False)

@@ -104,8 +104,7 @@ def _stretch(node: Node, long: Value, short: Value, dim: int) -> int:
 def selected(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of `select` and `unbind`, which drop a dimension, and of their gradients, which bring it."""
     wide = max(operands[0], node.outputs[0], key=lambda output: len(output.shape))
-    position = {"select_backward": 2}.get(node.op, 1)
-    gone = dimension(node, position, len(wide.shape))
+    gone = dimension(node, {"select_backward": 2}.get(node.op, 1), len(wide.shape))
     names = plain(wide, {gone})
     less = tuple(name for number, name in enumerate(names) if number != gone)
     many = tuple(names if len(output.shape) == len(wide.shape) else less for output in node.outputs)
@@ -129,14 +128,12 @@ def stacked(node: Node, operands: tuple[Value, ...]) -> Signature:
 def joined(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of a concatenation. Parts of one length leave the axis inside them to be cut."""
     out = node.outputs[0]
-    dim = dimension(node, 1, len(out.shape))
-    return _pieces(out, operands, dim, joins=True)
+    return _pieces(out, operands, dimension(node, 1, len(out.shape)), joins=True)
 
 
 def split(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of a split. Parts of one length leave the axis inside them to be cut."""
-    dim = dimension(node, 2, len(operands[0].shape))
-    return _pieces(operands[0], node.outputs, dim, joins=False)
+    return _pieces(operands[0], node.outputs, dimension(node, 2, len(operands[0].shape)), joins=False)
 
 
 def _pieces(whole: Value, parts: tuple[Value, ...], dim: int, *, joins: bool) -> Signature:
@@ -355,7 +352,6 @@ def _others(operands: tuple[Value, ...]) -> tuple[Dims, ...]:
 
 
 def moved(node: Node, operands: tuple[Value, ...]) -> Signature:
-    """Return the signature of a permutation of dimensions."""
     shape = operands[0].shape
     rank = len(shape)
     if node.op == "permute":

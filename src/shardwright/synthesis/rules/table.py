@@ -163,8 +163,7 @@ def _tensors(node: Node) -> list[str]:
 def _norm(node: Node, operands: Shapes) -> Signature:
     """Layer and RMS norm: the trailing dimensions that are normed stay whole, rows are cut; gradients of weight and
     bias are partial sums over rows."""
-    back = node.op.endswith("backward")
-    normed = node.args[2] if back else node.args[1]
+    normed = node.args[2] if node.op.endswith("backward") else node.args[1]
     width = len(normed) if isinstance(normed, tuple) else 1
     shape = operands[0].shape
     rows = [f"r{number}" for number in range(len(shape) - width)]

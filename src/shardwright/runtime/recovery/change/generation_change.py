@@ -305,7 +305,6 @@ class Recovery:
     ranks: int = 0
 
     def lap(self, part: str) -> None:
-        """End a part."""
         self.seconds[part] = time.monotonic() - self.began - sum(self.seconds.values())
 
     def moved(self, moves: Movement) -> None:
@@ -317,7 +316,6 @@ class Recovery:
         self.generation, self.machines, self.step, self.ranks = generation.number, generation.names, step, plan.gpus
 
     def tell(self, out: Path) -> None:
-        """Log it."""
         parts = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in self.seconds.items())
         sources = ", ".join(f"{format_bytes(size)} from {name}" for name, size in self.moved_bytes.items() if size)
         moved = f"; {sources}" if sources else ""

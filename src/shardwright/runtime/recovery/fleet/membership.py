@@ -153,7 +153,6 @@ async def _newest(cloud: Cloud | None) -> int:
 
 
 def standing_data(standing: Standing) -> dict[str, Any]:
-    """Return a standing as JSON data."""
     number, machines = standing.generation.number, [asdict(machine) for machine in standing.generation.machines]
     return {
         "address": standing.address,
@@ -163,7 +162,6 @@ def standing_data(standing: Standing) -> dict[str, Any]:
 
 
 def standing_of(data: Mapping[str, Any]) -> Standing:
-    """Return the standing of JSON data."""
     number, machines = data["generation"]["number"], data["generation"]["machines"]
     generation = Generation(number=number, machines=tuple(Machine(**item) for item in machines))
     return Standing(

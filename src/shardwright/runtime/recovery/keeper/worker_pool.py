@@ -147,7 +147,6 @@ class WorkerPool:
                 await worker.channel.result().tell("stop")
 
     async def end(self) -> None:
-        """End all workers."""
         self.ending = True
         await self.background.finished()
         workers = list(self.workers.values())
@@ -158,7 +157,6 @@ class WorkerPool:
             await asyncio.to_thread(worker.process.join, 5.0)
 
     def _spawn(self) -> WorkerProcess:
-        """Return a worker that is about to start."""
         token = next(self.tokens)
         arguments = (self.host, self.port, token, self.settings, self.secret)
         process = self.context.Process(target=_work, args=arguments, daemon=True)

@@ -62,7 +62,6 @@ class WorkerRequests:
         self.protect: Callable[[int], Awaitable[None]] | None = None
 
     async def answer(self, channel: Channel, message: Message, payload: bytes) -> Reply:
-        """Answer one request."""
         match message["op"]:
             case "worker":
                 self._pool.arrived(message["token"], channel)

@@ -167,7 +167,6 @@ class Cloud:
 
     @_as_oserror
     def read(self, name: str, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop) of a file."""
         content: bytes = self._files.cat_file(f"{self._root}/{name}", start=start, end=stop)
         return content
 
@@ -221,8 +220,7 @@ class Cloud:
 
 def require_claims(url: str) -> None:
     """Raise SpecError where the store at a URL cannot settle which of two groups of machines goes on."""
-    cloud = Cloud(url)
-    if not cloud.settles_claims:
+    if not Cloud(url).settles_claims:
         message = "this kind of store cannot tell which of two groups of machines claimed first to go on"
         raise bad(f"`upload={url}`", message, "name an etcd that can (`etcd=HOST:PORT`), or a folder, S3, GCS or Azure")
 

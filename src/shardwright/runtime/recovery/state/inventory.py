@@ -150,7 +150,6 @@ def held_of(row: Sequence[Any]) -> HeldPiece:
 
 
 def rows_of(pieces: Sequence[StoredPiece]) -> Rows:
-    """Return pieces as JSON data."""
     return [[*_fields(s.piece), s.offset, s.bytes, s.dtype, s.hash, s.file] for s in pieces]
 
 

@@ -72,14 +72,12 @@ class Snapshots:
         self._save()
 
     def forget(self, file: str) -> None:
-        """Delete a file."""
         self.by_file.pop(file, None)
         self._save()
         with suppress(FileNotFoundError):
             (self.folder / file).unlink()
 
     def delete(self) -> None:
-        """Delete all of them."""
         self.by_file.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -105,7 +103,6 @@ class Snapshots:
         self.committed = min(self.committed, step)
 
     def holdings(self) -> Iterator[HeldPiece]:
-        """Yield every piece in memory."""
         for snapshot in self.by_file.values():
             for stored in snapshot.pieces:
                 yield HeldPiece(
@@ -193,8 +190,7 @@ def reserve(path: Path, size: int) -> None:
 def _hashed(memory: Values, stored: StoredPiece) -> StoredPiece:
     content = memory[stored.offset : stored.offset + stored.bytes]
     if DTYPES[stored.dtype].kind == "f":
-        values = content.view(DTYPES[stored.dtype])
-        return stored_piece(stored.piece, values, stored.file, stored.offset)
+        return stored_piece(stored.piece, content.view(DTYPES[stored.dtype]), stored.file, stored.offset)
     return replace(stored, hash=hash_of(content.data))
 
 
@@ -219,11 +215,9 @@ class DiskTier:
                     self._held[part["step"]] = tuple(held_of(row) for row in part["held"])
 
     def of_step(self, step: int) -> tuple[HeldPiece, ...]:
-        """Return the pieces of a step."""
         return self._held.get(step, ())
 
     def holdings(self) -> Iterator[HeldPiece]:
-        """Yield every piece on disk."""
         for held in self._held.values():
             yield from held
 

@@ -162,12 +162,10 @@ def moved_bytes(moves: Movement) -> dict[str, int]:
 
 
 def key_bytes(state: SurvivingState, key: Key) -> int:
-    """Return the bytes of a piece."""
     return state.pieces[key][0].stored.bytes
 
 
 def holder(items: Sequence[HeldPiece], machine: str, tier: int) -> HeldPiece:
-    """Return the holding of a piece on a machine in a tier."""
     return next(item for item in items if item.machine == machine and item.tier == tier)
 
 

@@ -63,7 +63,6 @@ class KeeperLink:
         self._ready.wait()
 
     def over(self, generation: int) -> bool:
-        """Return whether a generation is over."""
         return self._newest > generation
 
     def ask(self, op: str, payload: Payload = b"", **fields: Any) -> Message:
@@ -101,7 +100,6 @@ class KeeperLink:
             raise OutsideError(str(error)) from None
 
     def answer(self, order: KeeperOrder, **fields: Any) -> None:
-        """Answer an order."""
 
         def put() -> None:
             if not order.answer.done():

@@ -93,7 +93,6 @@ class RankState:
             raise HaltedError("the generation is over")
 
     def begin(self, _step: int) -> None:
-        """Hear that a step begins."""
         self.marks = [time.perf_counter()]
 
     def voting(self) -> None:
@@ -303,7 +302,6 @@ class PaceWindow:
 
 
 def _stepped(state: RankState, tell: Tell | None, window: PaceWindow, record: Record, row: Row) -> None:
-    """Tell of a step."""
     window.add(record.events)
     if tell is not None:
         tell(row)
@@ -327,8 +325,7 @@ def _tell_untold(state: RankState, evaluation: HeldOut | None, settings: Setting
         if state.engine.layout.world_size > 1:
             dist.all_reduce(waiting)
         if waiting.item():
-            loss = evaluation.loss(state.engine, state.note)
-            row = row and replace(row, held_out_loss=loss)
+            row = row and replace(row, held_out_loss=evaluation.loss(state.engine, state.note))
     if tell is not None and row is not None:
         tell(row)
     state.untold = None
