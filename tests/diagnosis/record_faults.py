@@ -261,7 +261,7 @@ def _step_seconds(plan: Plan) -> float:
 def _emulate_links(rate: float, step: Any, sums: Any) -> None:
     import torch.distributed as dist
 
-    from shardwright.runtime.step import parts
+    from shardwright.runtime.step import sync
 
     class Late:
         """A message or sum that is there no sooner than its link lets it."""
@@ -316,13 +316,13 @@ def _emulate_links(rate: float, step: Any, sums: Any) -> None:
             self._work[place] = Late(self._work[place], turn(passes, ranks, size))
 
     sums._start = started
-    gather = vars(parts)["gather_into"]
+    gather = vars(sync)["gather_into"]
 
     def gathered(whole: Any, part: Any, *, group: Any, async_op: bool) -> Any:
         work = gather(whole, part, group=group, async_op=async_op)
         return Late(work, turn(1.0, dist.get_world_size(group), whole.numel() * whole.element_size()))
 
-    vars(parts)["gather_into"] = gathered  # weights, where ranks share the optimizer's state
+    vars(sync)["gather_into"] = gathered  # weights, where ranks share the optimizer's state
 
 
 def write_data(path: Path, padded: float) -> None:

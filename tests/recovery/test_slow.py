@@ -7,8 +7,7 @@ import pytest
 import shardwright
 from shardwright.plans.check import check
 from shardwright.recovery.outlook import Outlook
-from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import fits
+from shardwright.recovery.quorum import Machine, fits
 from shardwright.recovery.slow import Pace, answer, factors, slow_machines, slowed, with_slow_pools
 from shardwright.recovery.ways import template_of
 

@@ -16,8 +16,7 @@ import shardwright
 from shardwright import check, predict
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Schedule
 from shardwright.recovery.outlook import FleetChange, Outlook, outlook_of
-from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
+from shardwright.recovery.quorum import Machine, copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
 from shardwright.recovery.ways import (
     COPIES_LEFT,
     REFILL,

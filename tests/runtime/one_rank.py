@@ -20,10 +20,9 @@ from shardwright.plans.plan import Recompute
 from shardwright.runtime.model.chunk import Chunk, table_of
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
-from shardwright.runtime.model.products import PLAIN
+from shardwright.runtime.model.products import FP8, PLAIN
 from shardwright.runtime.model.scans import SELECTIVE_CHUNK
 from shardwright.runtime.state.buckets import matrix_of
 from shardwright.spec.job import Job, Precision

@@ -20,9 +20,8 @@ from shardwright import Job, Model, Plan, SpecError, check, save
 from shardwright.cli.train_input import with_precision
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.runtime.model.fp8 import FP8, scaled
 from shardwright.runtime.model.parallel import TensorGroup
-from shardwright.runtime.model.products import WHOLE
+from shardwright.runtime.model.products import FP8, WHOLE, scaled
 from shardwright.search.planner import plan as make_plan
 from shardwright.spec.layer import Mlp, Moe
 

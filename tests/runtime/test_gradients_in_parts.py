@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from shardwright.runtime.model import lookup, loss
+from shardwright.runtime.model import loss
 from shardwright.runtime.model.parallel import TensorGroup
 
 ROWS, WIDTH, BATCH, LENGTH = 37, 24, 2, 9
@@ -16,7 +16,7 @@ TOKENS = torch.randint(ROWS, (BATCH, LENGTH), generator=torch.Generator().manual
 
 
 def embedded(table: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return (lookup.looked_up(TOKENS, table) * x).sum(dtype=torch.float32)
+    return (loss.looked_up(TOKENS, table) * x).sum(dtype=torch.float32)
 
 
 def loss_of(table: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,6 @@ def test_parts_are_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loss, "GRADIENT_ELEMENTS", most)
-    monkeypatch.setattr(lookup, "GRADIENT_ELEMENTS", most)
     for added, alone in zip(gradients(of, dtype, buffer=True), gradients(of, dtype, buffer=False), strict=True):
         torch.testing.assert_close(added, alone, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=1e-5)
 

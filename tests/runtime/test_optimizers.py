@@ -28,7 +28,7 @@ from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
-from shardwright.runtime.state import methods
+from shardwright.runtime.state import slots
 from shardwright.runtime.state.blocks import code_book, zeros
 from shardwright.runtime.state.loss_scale import GROWTH_STEPS, LossScale
 from shardwright.runtime.state.muon import newton_schulz
@@ -230,7 +230,7 @@ def test_the_kernel_that_gpus_run_does_what_the_operators_do() -> None:
     figures = torch.tensor([0.9, 0.95, 1e-8, 1e-3, 1e-4])
     gradients = torch.randn(3, 1000)
     found = []
-    for step in (methods._step, methods._fast_step()):
+    for step in (slots._step, slots._fast_step()):
         weights = torch.linspace(-1.0, 1.0, 1000)
         first, second = (zeros(1000, weights.device, signed=signed) for signed in (True, False))
         for gradient, left_out in zip(gradients, (0.0, 1.0, 0.0), strict=True):

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from tests.runtime.recorded import Recorded
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.parallel import TensorGroup
-from shardwright.runtime.model.products import PLAIN, Products
+from shardwright.runtime.model.products import FP8, PLAIN, Products
 
 GATHER, SCATTER, REDUCE, WAIT = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "wait_tensor"
 

@@ -22,7 +22,7 @@ from shardwright.exporters.targets import export
 from shardwright.plans.document import dumps, load_plan
 from shardwright.plans.placement import machine_numbers, machine_sizes, placement_of, ranks
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.recovery.seats import require_machines
+from shardwright.recovery.quorum import require_machines
 from shardwright.search.planner import plan, predict
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.read.cluster import build_cluster

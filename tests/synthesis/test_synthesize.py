@@ -20,6 +20,7 @@ from shardwright.errors import SpecError
 from shardwright.progress import heard
 from shardwright.rounding import coarse
 from shardwright.synthesis import baselines
+from shardwright.synthesis.baselines import WITHOUT_MOMENTS, fits, more_devices, remedies
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.extract import program, replicated_share
@@ -31,7 +32,6 @@ from shardwright.synthesis.models.transformers import Transformer, language_mode
 from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.program import Communication, check, from_json, to_json
 from shardwright.synthesis.ratios import rounded, undominated
-from shardwright.synthesis.remedies import WITHOUT_MOMENTS, fits, more_devices, remedies
 from shardwright.synthesis.schedule import Send, schedule
 from shardwright.synthesis.synthesize import search, synthesize
 

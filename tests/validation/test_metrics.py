@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardwright.arrays import places_by_value
-from shardwright.validation.metrics import absolute_errors, covered, kendall_tau, roc_area, scale_of
+from shardwright.validation.summary import absolute_errors, covered, kendall_tau, roc_area, scale_of
 
 FEW_VALUES = st.integers(0, 5).map(float)
 MANY_VALUES = st.floats(-1e6, 1e6, allow_nan=False)

@@ -27,9 +27,9 @@ from shardwright.spec.job import Framework
 from shardwright.validation.case import Case, case_of
 from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.forecast import forecast
-from shardwright.validation.metrics import Fits, fits_of
 from shardwright.validation.outcome import measured_bytes
 from shardwright.validation.runs import PublishedRun
+from shardwright.validation.summary import Fits, fits_of
 
 Facts = Mapping[Framework, MemoryFacts]
 

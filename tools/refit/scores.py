@@ -15,9 +15,9 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, places_by_value
 from shardwright.validation.case import Case
-from shardwright.validation.metrics import absolute_errors, covered, kendall_tau
 from shardwright.validation.outcome import Outcome
 from shardwright.validation.reasons import sweep_of
+from shardwright.validation.summary import absolute_errors, covered, kendall_tau
 
 STALLED = "stalled"
 LEAST_RUNS = 9  # of a source whose median says something; chosen, 5 to 12

@@ -11,7 +11,7 @@ from shardwright.commands import option
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
-    from shardwright.runtime.recovery.change.dry_run import DryRun
+    from shardwright.runtime.recovery.change.generation_change import DryRun
 
 
 def recover(
@@ -30,7 +30,7 @@ def recover(
       shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-1,machine-2
     """
     from shardwright.cli.elastic import address_of, secret_of
-    from shardwright.runtime.recovery.change.dry_run import recovery_after_loss
+    from shardwright.runtime.recovery.change.generation_change import recovery_after_loss
 
     if not dry_run:
         raise bad("--dry-run", "is missing", "a run recovers by itself; this command shows what it would do")

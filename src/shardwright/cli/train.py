@@ -78,7 +78,7 @@ def train(
     """
     from shardwright.cli.elastic import present_device, run_elastic
     from shardwright.plans.document import load_plan
-    from shardwright.recovery.seats import require_machines
+    from shardwright.recovery.quorum import require_machines
     from shardwright.runtime.job.ending import end_with_parent
     from shardwright.runtime.job.launch import choose_device, inside_torchrun, launcher
 

@@ -35,8 +35,7 @@ from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Replica
 from shardwright.records import record
 from shardwright.recovery.outlook import Outlook, Rates
-from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import Copy, cluster_of, copies_on, fits, share_after_a_loss
+from shardwright.recovery.quorum import Copy, Machine, cluster_of, copies_on, fits, share_after_a_loss
 from shardwright.search.planner import predict
 from shardwright.search.replan import replan
 from shardwright.spec.cluster import Cluster

@@ -9,9 +9,8 @@ from shardwright.reports.documents.ranking import VERSION
 from shardwright.reports.section import Section, Table
 from shardwright.reports.text.layout import WIDTH, labelled, paragraphs, table, wrapped
 from shardwright.units import format_bytes, format_seconds
-from shardwright.validation.metrics import ErrorGroup, Fits, Macro
 from shardwright.validation.outcome import Outcome
-from shardwright.validation.summary import Summary, Worst
+from shardwright.validation.summary import ErrorGroup, Fits, Macro, Summary, Worst
 from shardwright.validation.validate import Validation
 
 NONE = "–"

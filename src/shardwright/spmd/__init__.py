@@ -2,13 +2,11 @@
 
 * `synthesize`: from a task, or a module and a cluster, to a program; machines as the search sees them
 * `task`: what a user wants to train, and what trains a graph that ships
-* `trace`: from a module, a batch and a loss to a graph
-* `user_code`: what the user's code raises, with its line
+* `trace`: from a module, a batch and a loss to a graph; what the user's code raises, with its line
 * `replacements`: what a trace calls in place of operators, and of experts, that no shard could compute
 * `operators`: operators of our own, as PyTorch knows them
 * `kernels`: what they compute
-* `joint`: from PyTorch's graph of forward and backward to ours
-* `repeats`: the blocks that occur several times
+* `joint`: from PyTorch's graph of forward and backward to ours, and the blocks that occur several times
 * `normalise`: one form for each operator
 * `shards`: where the shard of a rank lies in a tensor, and from one sharding to another
 * `fabric`: collectives for unequal parts

@@ -25,9 +25,8 @@ from shardwright.spmd.document import Synthesized
 from shardwright.spmd.kernels import Draw, dropout
 from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.task import Task
-from shardwright.spmd.trace import Loss
+from shardwright.spmd.trace import Loss, user_code
 from shardwright.spmd.training import SpmdStep, whole_state
-from shardwright.spmd.user_code import user_code
 from shardwright.synthesis.graph import REPLICATED, Graph, Property
 
 SPREAD = 0.02  # of what is drawn where a parameter starts constant, the usual spread of weights

@@ -23,8 +23,8 @@ from shardwright.spmd import checkpoint
 from shardwright.spmd.check import require_elementwise
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.task import Task
+from shardwright.spmd.trace import user_code
 from shardwright.spmd.training import SpmdStep, whole_state
-from shardwright.spmd.user_code import user_code
 
 BAD_INPUT = 2  # the exit status that the command line gives the rank that tells
 

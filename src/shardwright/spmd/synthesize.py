@@ -25,9 +25,8 @@ from shardwright.spec.read.machine_profile import MachineProfile
 from shardwright.spmd.check import require_equal
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.task import Task
-from shardwright.spmd.trace import Loss, trace
+from shardwright.spmd.trace import Loss, trace, user_code
 from shardwright.spmd.training import state_names
-from shardwright.spmd.user_code import user_code
 from shardwright.synthesis.baselines import STRATEGIES
 from shardwright.synthesis.graph import Graph, flops, traffic_bytes
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines

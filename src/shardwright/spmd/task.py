@@ -19,8 +19,7 @@ from torch.nn.parameter import is_lazy
 from shardwright.errors import SpecError, bad
 from shardwright.records import record
 from shardwright.spmd.document import Synthesized
-from shardwright.spmd.trace import Loss
-from shardwright.spmd.user_code import user_code
+from shardwright.spmd.trace import Loss, user_code
 from shardwright.synthesis.graph import Graph, Value
 from shardwright.synthesis.models.transformers import ANGLES
 

@@ -28,9 +28,8 @@ How it is chosen:
 * `neighbourhoods`: better rules near a choice
 * `ratios`: the best shares for fixed rules, shares to start from, and whole units for exact shares
 * `synthesize`: rules and shares in turns, the best of several starts, in whole units
-* `remedies`: what would help where nothing fits
 * `extract`: from rules to a program
-* `baselines`: what others would run
+* `baselines`: what others would run, and what would help where nothing fits
 
 Nothing here knows of PyTorch: tracing a module into a graph and running a program belong to `spmd`.
 """

@@ -19,7 +19,7 @@ from shardwright.errors import bad
 from shardwright.progress import tell, within
 from shardwright.records import record
 from shardwright.rounding import coarse
-from shardwright.synthesis.baselines import Rules, data_parallel, everything, fsdp, hap
+from shardwright.synthesis.baselines import Rules, data_parallel, everything, fsdp, hap, remedies
 from shardwright.synthesis.best_rules import best, relaxed
 from shardwright.synthesis.choice import Choice, Hint, sent_by, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
@@ -31,7 +31,6 @@ from shardwright.synthesis.neighbourhoods import improved
 from shardwright.synthesis.prices import Prices, RankShares, prices
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.ratios import best_shares, by_memory, rounded, starts
-from shardwright.synthesis.remedies import remedies
 
 GAP = 2e-3
 POLISHED = 4  # of what turns lead to, the fastest

@@ -3,11 +3,9 @@
 * `validate`: the library call
 * `runs`: the runs that ship, reading of others, and of what their notes say
 * `case`: a run as the cost model sees it
-* `facts`: single facts of a run, said or taken
-* `model_of`: its model
+* `facts`: single facts of a run, said or taken, and its model
 * `forecast`: predictions of many cases
 * `outcome`: one run, predicted and measured, and a site's own runs
-* `metrics`: measures of error, by group too
 * `reasons`: why one may be off
-* `summary`: errors of many outcomes, beside those of two simple predictors
+* `summary`: measures of error, and errors of many outcomes, beside those of two simple predictors
 """

@@ -36,10 +36,10 @@ from shardwright.validation.facts import (
     gpu_name,
     habits_of,
     job_of,
+    model_of,
     said,
     whole,
 )
-from shardwright.validation.model_of import model_of
 from shardwright.validation.runs import PublishedRun
 
 MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)

@@ -15,7 +15,7 @@ import shardwright
 from shardwright import Plan, replan, save
 from shardwright.cost.money import checkpoint_bytes, egress_dollars
 from shardwright.recovery.outlook import Rates
-from shardwright.recovery.seats import stand_ins
+from shardwright.recovery.quorum import stand_ins
 from shardwright.recovery.simulation import strategies
 from shardwright.recovery.simulation.presence import BOOT_SECONDS, spans
 from shardwright.recovery.simulation.replay import ON_DEMAND, USEFUL, saving_of, simulate

@@ -14,7 +14,7 @@ from tests.runtime.commands import gone, waited
 from tests.runtime.recovery.fleet import ENDLESS, GENTLY, SECRET, Fleet, copies, descendants, pipelines, undisturbed
 from tests.runtime.samples import under
 
-from shardwright.runtime.recovery.change.dry_run import recovery_after_loss
+from shardwright.runtime.recovery.change.generation_change import recovery_after_loss
 from shardwright.spec.job import Optimizer
 
 BETWEEN = 5

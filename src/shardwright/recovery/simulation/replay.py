@@ -28,8 +28,7 @@ from shardwright.errors import bad
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.recovery.outlook import FleetChange, Rates, outlook_of
-from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import require_machines
+from shardwright.recovery.quorum import Machine, require_machines
 from shardwright.recovery.simulation.presence import PresenceSpan, spans
 from shardwright.recovery.simulation.strategies import NOW, SNAPSHOT, STRATEGIES, Situation, Strategy
 from shardwright.recovery.simulation.traces import Trace

@@ -24,8 +24,7 @@ from shardwright.plans.placement import placement_of, ranks
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.recovery.outlook import Outlook, Rates, bandwidths_of
-from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import fits, seated, seats, stand_ins
+from shardwright.recovery.quorum import Machine, fits, seated, seats, stand_ins
 from shardwright.recovery.transfer import MEMORY, TIERS, Holdings, Needs, TransferPlan, plan_transfers
 from shardwright.recovery.ways import REFORM_SECONDS, NextPlan, RunPlans, Templates, choose, template_of
 

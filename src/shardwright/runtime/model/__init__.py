@@ -7,8 +7,7 @@
 * `scans`: their recurrences, chunk by chunk
 * `experts`: mixtures of experts
 * `context`: context parallelism, and attention under it
-* `products`: products with the matrices of a layer and with adapters beside them, and what they keep
-* `fp8`: the same in 8 bits
+* `products`: products with the matrices of a layer, in 8 bits too, and with adapters beside them, and what they keep
 * `nf4`: frozen matrices in 4 bits, and products with them
 * `parallel`: communication inside a stage, with its gradient
 * `loss`: rows of the embedding, and cross-entropy, over a split vocabulary

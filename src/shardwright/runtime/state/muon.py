@@ -1,12 +1,15 @@
 """Muon (Jordan et al. 2024; Liu et al., arXiv 2502.16982): steps along the orthogonalised momentum of each matrix.
 
-A rank has the momentum of what it updates, however the plan cuts matrices. In a step the ranks send their parts to the
-owners of the matrices (`matrices`), who orthogonalise these whole and send the results back.
+A rank has the momentum of what it updates, however ZeRO and tensor parallelism cut and spread matrices. So every matrix
+of the layers has an owner among the ranks that hold something of it: in a step these send it their parts (`sources`,
+each element once), it orthogonalises the whole, and sends each of them the result for what that one updates
+(`targets`). Owners get about equal work. All ranks derive the same from the plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import prod
 from typing import Any
@@ -14,14 +17,114 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.cost.compute.orthogonalisation import STEPS
+from shardwright.cost.compute.orthogonalisation import STEPS, orthogonalisation_flops
 from shardwright.records import record
 from shardwright.rows import grouped
+from shardwright.runtime.layout.groups import Layout, Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
-from shardwright.runtime.state.matrices import UPDATE, Exchange, Fragment
-from shardwright.runtime.state.methods import Update
-from shardwright.runtime.state.pieces import CutShape, PieceOverlap, StatePiece, overlaps
-from shardwright.runtime.state.slots import Slot
+from shardwright.runtime.state.buckets import Bucket, buckets_of
+from shardwright.runtime.state.pieces import (
+    CutShape,
+    Holding,
+    PieceOverlap,
+    StatePiece,
+    cut_shape,
+    holdings_of,
+    overlaps,
+)
+from shardwright.runtime.state.slots import Slot, Update
+
+UPDATE = "update"
+Family = tuple[tuple[int, ...], int | None]
+"""The units and the block of experts that a bucket has a shard of."""
+
+
+@record
+class Fragment:
+    """What a rank holds of a matrix: a piece of it, in a bucket."""
+
+    rank: int
+    bucket: Bucket
+    holding: Holding
+
+
+@record
+class Matrix:
+    """A matrix of a layer, and the rank that orthogonalises it."""
+
+    name: str
+    shape: CutShape
+    owner: int
+    sources: tuple[Fragment, ...]
+    targets: tuple[Fragment, ...]
+
+
+@record
+class Exchange:
+    """The matrices that the same `ranks` hold."""
+
+    ranks: tuple[int, ...]
+    matrices: tuple[Matrix, ...]
+
+
+def exchanges_of(layout: Layout, place: Place) -> tuple[Exchange, ...]:
+    """Return the exchanges that a rank takes part in, in the order in which all ranks make them."""
+    known = {place.rank: buckets_of(layout, place)}
+    by_ranks: dict[tuple[int, ...], list[Bucket]] = {}
+    for family in dict.fromkeys((bucket.units, bucket.block) for bucket in known[place.rank]):
+        shards = tuple(_shards(layout, family, known))
+        ranks = tuple(sorted({rank for bucket in shards for rank in bucket.ranks}))
+        by_ranks.setdefault(ranks, []).extend(shards)
+    exchanges = (
+        Exchange(ranks=ranks, matrices=_matrices(layout, buckets, ranks)) for ranks, buckets in by_ranks.items()
+    )
+    return tuple(exchange for exchange in exchanges if exchange.matrices)
+
+
+def _shards(layout: Layout, family: Family, known: dict[int, tuple[Bucket, ...]]) -> Iterator[Bucket]:
+    units, block = family
+    unit = layout.units[units[0]]
+    for shard, ranks in enumerate(unit.holders if block is None else unit.experts[block]):
+        if ranks[0] not in known:
+            known[ranks[0]] = buckets_of(layout, layout.places[ranks[0]])
+        yield next(b for b in known[ranks[0]] if b.key == (units, block, shard))
+
+
+def _matrices(layout: Layout, buckets: Sequence[Bucket], ranks: tuple[int, ...]) -> tuple[Matrix, ...]:
+    vocab = layout.plan.model.vocab
+    shapes = {
+        piece.parameter.name: cut_shape(piece.parameter, vocab)
+        for bucket in buckets
+        for piece in bucket.pieces
+        if piece.parameter.hidden
+    }
+    sources: dict[str, list[Fragment]] = {name: [] for name in shapes}
+    targets: dict[str, list[Fragment]] = {name: [] for name in shapes}
+    for bucket in buckets:
+        for rank, part in zip(bucket.ranks, bucket.parts, strict=True):
+            own = part if layout.plan.optimizer.distributed else (0, bucket.elements)
+            for found, (start, stop) in ((sources, part), (targets, own)):
+                for held in holdings_of(bucket, start, stop, vocab, UPDATE):
+                    if held.piece.parameter in shapes and (held.counted or found is targets):
+                        found[held.piece.parameter].append(Fragment(rank=rank, bucket=bucket, holding=held))
+    owners = _owners(shapes, ranks)
+    return tuple(
+        Matrix(name=name, shape=shape, owner=owners[name], sources=tuple(sources[name]), targets=tuple(targets[name]))
+        for name, shape in shapes.items()
+    )
+
+
+def _owners(shapes: dict[str, CutShape], ranks: Iterable[int]) -> dict[str, int]:
+    """Return the owner of each matrix: the largest first, to the rank with the least work."""
+    work = [(0.0, rank) for rank in ranks]
+    heapify(work)
+    owners = {}
+    for name in sorted(shapes, key=lambda name: (-orthogonalisation_flops(*shapes[name].shape), name)):
+        load, rank = heappop(work)
+        owners[name] = rank
+        heappush(work, (load + orthogonalisation_flops(*shapes[name].shape), rank))
+    return owners
+
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that takes singular values to about 1
 MATCHED = 0.2  # root mean square of AdamW's updates, to which those of a matrix are scaled (arXiv 2502.16982 §2.2)

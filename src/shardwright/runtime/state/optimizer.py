@@ -10,10 +10,9 @@ import torch
 
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.parallel import gather_into
-from shardwright.runtime.state.methods import METHODS, StepVerdict, Update
 from shardwright.runtime.state.muon import Orthogonaliser, Steps, muon, orthogonalised
 from shardwright.runtime.state.recipe import Method, Recipe
-from shardwright.runtime.state.slots import Slot
+from shardwright.runtime.state.slots import METHODS, Slot, StepVerdict, Update
 from shardwright.runtime.state.store import Store
 
 NORM_ELEMENTS = 1 << 16

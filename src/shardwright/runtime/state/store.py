@@ -1,7 +1,7 @@
 """A rank's parameters and gradients: flat buffers, and the tensors of the model as parts of them.
 
 Under ZeRO-2 a rank keeps its own part of the summed gradients of a bucket, under ZeRO-3 of the weights too
-(`sharding.kept_apart`); the whole is then there only while its units compute."""
+(`buckets.kept_apart`); the whole is then there only while its units compute."""
 
 from __future__ import annotations
 

@@ -20,18 +20,15 @@ from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.chunk import Chunk, Observer, forward, loss_of, table_of, unit_forward
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
-from shardwright.runtime.model.products import PLAIN, AdapterProducts, Later, putting_off
+from shardwright.runtime.model.products import FP8, PLAIN, AdapterProducts, Later, putting_off
 from shardwright.runtime.model.regions import LayerForward
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
-from shardwright.runtime.state.matrices import exchanges_of
-from shardwright.runtime.state.methods import StepVerdict
-from shardwright.runtime.state.muon import Orthogonaliser, Steps, make_orthogonaliser
+from shardwright.runtime.state.muon import Orthogonaliser, Steps, exchanges_of, make_orthogonaliser
 from shardwright.runtime.state.optimizer import muon_steps, own_square, update, verdict_on
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.state.slots import Slot, make_slots
+from shardwright.runtime.state.slots import Slot, StepVerdict, make_slots
 from shardwright.runtime.state.store import Store, fill, make_store
 from shardwright.runtime.step.layered import run_layered
 from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, make_pipeline, run_forward, run_step

@@ -1,7 +1,7 @@
 """The way of the passes through the units: their weights are there when a pass reaches them, their gradients are summed
 behind it.
 
-What `sharding.kept_apart` names is gathered for each unit, while the unit before it computes. Holders do so together,
+What `buckets.kept_apart` names is gathered for each unit, while the unit before it computes. Holders do so together,
 each at the same unit of the same pass; layer by layer the passes say which unit is next (`fetch`). Weights that other
 ranks updated are gathered beside the next step's passes.
 """
@@ -18,8 +18,7 @@ from shardwright.runtime.layout.groups import Layout, Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.products import Later
 from shardwright.runtime.state.store import Buffer, Store
-from shardwright.runtime.step.parts import Gather, start_gather
-from shardwright.runtime.step.sync import GradientSync
+from shardwright.runtime.step.sync import Gather, GradientSync, start_gather
 
 OUTSIDE = -1
 

@@ -1,6 +1,5 @@
 """From one generation to the next. No PyTorch.
 
-* `generation_change`: halt, settle, survive, plan, move, start
+* `generation_change`: halt, settle, survive, plan, move, start, and a recovery that only shows what it would do
 * `coordinator`: takes machines in, and decides when the next generation begins
-* `dry_run`: a recovery that only shows what it would do
 """

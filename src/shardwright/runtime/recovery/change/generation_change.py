@@ -17,13 +17,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import SpecError
-from shardwright.plans.document import to_document
+from shardwright.errors import SpecError, bad
+from shardwright.plans.document import from_document, to_document
 from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.recovery.outlook import bandwidths_of
-from shardwright.recovery.quorum import Generation, Machine, next_generation
-from shardwright.recovery.seats import RankSeat, fits, seats
+from shardwright.recovery.outlook import Outlook, Rates, bandwidths_of
+from shardwright.recovery.quorum import Generation, Machine, RankSeat, fits, next_generation, seats
 from shardwright.recovery.slow import with_slow_pools
 from shardwright.recovery.ways import RunPlans, choose
 from shardwright.rows import grouped
@@ -50,7 +49,9 @@ from shardwright.runtime.recovery.state.transfers import (
     orders_of,
     seat_order,
 )
-from shardwright.runtime.recovery.wire import Message, answered
+from shardwright.runtime.recovery.wire import LostError, Message, RefusedError, answer_of, answered
+from shardwright.runtime.state.pieces import parameter_shapes, state_kinds
+from shardwright.runtime.state.recipe import METHOD_OF
 from shardwright.units import counted, format_bytes, format_seconds
 
 ASKING_SECONDS = 30.0
@@ -330,3 +331,71 @@ class Recovery:
         document: dict[str, Any] = asdict(self) | {"began": time.time()}
         with (out / RECOVERIES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(document) + "\n")
+
+
+ASK_SECONDS = 10.0
+
+
+@record
+class DryRun:
+    """What a recovery would do: the machines left, the plan decided on, the step it goes on at, the bytes from each
+    kind of source, and the seconds of moving with their lower bound."""
+
+    generation: int
+    machines: tuple[str, ...]
+    ranks: int
+    step: int
+    decision: str
+    moved_bytes: Mapping[str, int]
+    seconds: float
+    bound_seconds: float
+
+
+def recovery_after_loss(address: tuple[str, int], lost: tuple[str, ...], secret: bytes = b"") -> DryRun:
+    """Return the recovery from the loss of machines. Raises SpecError where the run cannot be reached, a machine is
+    none of it, or its state would not survive."""
+    try:
+        first, answers = asyncio.run(_asked(address, lost, secret))
+    except (LostError, RefusedError) as error:
+        raise bad(f"{address[0]}:{address[1]}", str(error), "name the keeper of a machine of the run") from None
+    machines = [Machine(**item) for item in first["machines"] if item["name"] not in lost]
+    unknown = set(lost) - {item["name"] for item in first["machines"]}
+    if unknown:
+        known = ", ".join(item["name"] for item in first["machines"])
+        raise bad(", ".join(sorted(unknown)), "is no machine of the run", f"its machines are {known}")
+    now = from_document(first["plan"])
+    before = tuple(Machine(**item) for item in first["seated"])
+    choice = choose(RunPlans(now=now, seated=before, first=now), machines, Outlook(), {})
+    if choice.plan is None:
+        raise bad("recover", choice.reason, "the run would wait for machines")
+    held = [held_of(row) for answer in answers for row in answer["held"]]
+    layout = layout_of(choice.plan)
+    shapes, kinds = parameter_shapes(layout), state_kinds(layout, METHOD_OF[now.job.optimizer])
+    state = newest_state(held, shapes, kinds)
+    if state is None:
+        raise bad("recover", "the snapshots of the machines left are not whole", "the object store would be read")
+    names = [machine.name for machine in machines]
+    order = seat_order(choice.plan, machines, state, kinds, shapes)
+    needs = machine_needs(layout, seats(choice.plan, order), kinds, state, shapes)
+    moves = movement(state, needs, names, bandwidths_of(len(names), Rates()))
+    return DryRun(
+        generation=first["generation"],
+        machines=tuple(names),
+        ranks=choice.plan.gpus,
+        step=state.step,
+        decision=choice.reason,
+        moved_bytes=moved_bytes(moves),
+        seconds=moves.plan.seconds,
+        bound_seconds=moves.plan.bound_seconds,
+    )
+
+
+async def _asked(address: tuple[str, int], lost: tuple[str, ...], secret: bytes) -> tuple[Message, list[Message]]:
+    """Return what one keeper says of the run, and what each machine that is left holds."""
+    first = await answer_of(address, "inventory", secret=secret, timeout=ASK_SECONDS)
+    left = [Machine(**item) for item in first["machines"] if item["name"] not in lost]
+    return first, list(
+        await asyncio.gather(
+            *(answer_of(machine.address, "inventory", secret=secret, timeout=ASK_SECONDS) for machine in left)
+        )
+    )

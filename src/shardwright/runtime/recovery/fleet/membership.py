@@ -10,8 +10,7 @@ from dataclasses import asdict, field, replace
 from typing import Any
 
 from shardwright.records import record
-from shardwright.recovery.quorum import Address, Generation, Machine, Standing
-from shardwright.recovery.seats import fits
+from shardwright.recovery.quorum import Address, Generation, Machine, Standing, fits
 from shardwright.runtime.recovery.fleet.claims import MinorityError
 from shardwright.runtime.recovery.run import KeeperOptions
 from shardwright.runtime.recovery.state.cloud import Cloud

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from shardwright.files import write_atomically
 from shardwright.plans.document import from_document, to_document
-from shardwright.recovery.quorum import Generation, Machine
-from shardwright.recovery.seats import RankSeat
+from shardwright.recovery.quorum import Generation, Machine, RankSeat
 from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
 from shardwright.runtime.job import metrics
 from shardwright.runtime.job.course import RunIdentity

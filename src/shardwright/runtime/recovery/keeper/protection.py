@@ -11,8 +11,7 @@ from functools import partial
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
-from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import RankSeat
+from shardwright.recovery.quorum import Machine, RankSeat
 from shardwright.recovery.transfer import MEMORY
 from shardwright.runtime.job.course import RunIdentity
 from shardwright.runtime.layout.groups import layout_of

@@ -15,8 +15,7 @@ import numpy as np
 
 from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import RankSeat, seated, seats, stand_ins
+from shardwright.recovery.quorum import Machine, RankSeat, seated, seats, stand_ins
 from shardwright.recovery.transfer import (
     CLOUD,
     DISK,
