@@ -8,7 +8,7 @@ import shardwright.cli.elastic as kept  # noqa: F401
 import shardwright.cli.train as trained  # noqa: F401
 import shardwright.runtime.job.train as begun  # noqa: F401
 import shardwright.runtime.recovery.run as run  # noqa: F401
-import shardwright.runtime.recovery.worker.process as worked  # noqa: F401
+import shardwright.runtime.recovery.worker.training as worked  # noqa: F401
 import shardwright.serving.warm as served  # noqa: F401
 import shardwright.spmd.training as traced  # noqa: F401
 import tests.runtime.workers as workers  # noqa: F401

@@ -27,10 +27,9 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.measured.machine import base_seconds, profiled
 from shardwright.errors import SpecError
 from shardwright.measure.collectives import measured
-from shardwright.measure.device import MeasuredDevice, cluster_fragment, find_device
+from shardwright.measure.device import Call, MeasuredDevice, cluster_fragment, find_device, sustained, timing
 from shardwright.measure.operators import CALLS, gemm_calls, memory_calls
 from shardwright.measure.run import MeasureProgress, measure, partial_path
-from shardwright.measure.timing import Call, sustained, timing
 from shardwright.spec.read.cluster import build_cluster, load_cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, OperatorTime, load_profile, save_profile
 
@@ -224,7 +223,7 @@ def test_collectives_are_measured_between_real_processes_which_fail_with_their_l
 def test_a_prediction_shifts_to_the_speed_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU measured as if it were an A100: shapes that were not measured come out within a factor, not thousands. Times
     are the processor's, which other work on the machine does not lengthen."""
-    monkeypatch.setattr("shardwright.measure.timing.time", SimpleNamespace(perf_counter=time.process_time))
+    monkeypatch.setattr("shardwright.measure.device.time", SimpleNamespace(perf_counter=time.process_time))
     device = find_device("cpu", "A100-SXM-80")
     profile = measure(device, tmp_path / "p.json", minutes=0.05, links=False)
     cluster = load_cluster("1x8xA100-SXM-80")

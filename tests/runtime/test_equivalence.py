@@ -16,7 +16,7 @@ from tests.runtime.workers import Case, Outcome, run_cases
 from shardwright.plans.check import check
 from shardwright.plans.plan import Overlap, Recompute
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.runtime.state.loss_scale import LossScale
+from shardwright.runtime.state.recipe import LossScale
 
 SELECTIVE = Recompute(granularity="selective")
 UNIFORM = Recompute(granularity="full", method="uniform", layers=2)

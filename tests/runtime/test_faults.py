@@ -31,7 +31,7 @@ from tests.runtime.commands import (
 )
 
 from shardwright.runtime.job.ending import DIVERGED
-from shardwright.runtime.storage.steps import checkpoints
+from shardwright.runtime.storage.manifest import checkpoints
 from shardwright.spec.read.huggingface_config import config_of_model
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.commands import children, command, gone, make_folder, rank_process, run, waited
 
-from shardwright.runtime.storage.manifest import read_manifest, read_piece
-from shardwright.runtime.storage.steps import newest_checkpoint
+from shardwright.runtime.storage.manifest import newest_checkpoint, read_manifest, read_piece
 
 VICTIMS = ("launcher", "rank 0", "rank 1", "store")
 KILLS = int(os.environ.get("SHARDWRIGHT_KILLS", "50"))

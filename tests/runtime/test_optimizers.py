@@ -30,9 +30,8 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state import slots
 from shardwright.runtime.state.blocks import code_book, zeros
-from shardwright.runtime.state.loss_scale import GROWTH_STEPS, LossScale
 from shardwright.runtime.state.muon import newton_schulz
-from shardwright.runtime.state.recipe import METHOD_OF, Method, Recipe
+from shardwright.runtime.state.recipe import GROWTH_STEPS, METHOD_OF, LossScale, Method, Recipe
 from shardwright.runtime.state.slots import make_slots
 from shardwright.runtime.state.store import make_store
 from shardwright.runtime.step.engine import Engine, apply_vote, make_engine, run_passes, take_vote, train_step

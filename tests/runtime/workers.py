@@ -29,9 +29,8 @@ from shardwright.runtime.model.initial import Initial, as_kept, beside, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state import buckets
 from shardwright.runtime.state.blocks import Blocks
-from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.pieces import CutShape, StatePiece, copy_overlap, holdings_of, overlaps, parameter_shapes
-from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.recipe import LossScale, Recipe
 from shardwright.runtime.state.slots import Slot
 from shardwright.runtime.step.engine import Engine, evaluate, make_engine, run_each_kind, train_step
 from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint

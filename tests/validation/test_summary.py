@@ -12,8 +12,7 @@ from tests.validation.known import known_runs
 from shardwright.spec.adapter import Adapter
 from shardwright.validation.case import Case, case_of, ideal_seconds
 from shardwright.validation.facts import Skip
-from shardwright.validation.outcome import Outcome, RunPrediction
-from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
+from shardwright.validation.outcome import NO_REASON, Outcome, RunPrediction, reasons, sweep_outliers
 from shardwright.validation.summary import constant_mfu_seconds, roofline_seconds, summarise
 
 RUN = known_runs()["8a16e6807f"]

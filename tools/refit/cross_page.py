@@ -13,8 +13,7 @@ from shardwright.arrays import Floats
 from shardwright.reports.accuracy import markdown_table
 from shardwright.reports.validation import DIMENSION_WORDS, NONE, number, percent
 from shardwright.validation.case import Case
-from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, RunPrediction
-from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
+from shardwright.validation.outcome import NO_REASON, RECOMPUTE_WORDS, Outcome, RunPrediction, reasons, sweep_outliers
 from shardwright.validation.summary import Summary, summarise
 
 COMMAND = "python -m tools.refit overheads"

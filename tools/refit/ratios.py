@@ -18,8 +18,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.predict import predict
 from shardwright.cost.trust.interval import unlikeness
 from shardwright.validation.case import Case
-from shardwright.validation.outcome import Outcome, plans_of
-from shardwright.validation.reasons import sweep_of
+from shardwright.validation.outcome import Outcome, plans_of, sweep_of
 
 SHIPPED = Path(__file__).parents[2] / "src/shardwright/cost/trust/data/ratios.csv"
 EDGES = (0.0, 0.3, 0.6)  # from which plans are more unlike; chosen, as no source has pairs of all finer steps

@@ -15,8 +15,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, places_by_value
 from shardwright.validation.case import Case
-from shardwright.validation.outcome import Outcome
-from shardwright.validation.reasons import sweep_of
+from shardwright.validation.outcome import Outcome, sweep_of
 from shardwright.validation.summary import absolute_errors, covered, kendall_tau
 
 STALLED = "stalled"

@@ -37,7 +37,7 @@ def run_elastic(plan: Plan, settings: Settings, fleet: FleetOptions, logs: Path 
     from shardwright.runtime.recovery.keeper.preemption import service_of
     from shardwright.runtime.recovery.run import KeeperOptions
     from shardwright.runtime.recovery.state.cloud import require_claims
-    from shardwright.runtime.storage.steps import newest_manifest
+    from shardwright.runtime.storage.manifest import newest_manifest
 
     host, port = address_of("--listen", fleet.listen)
     secret = secret_of(fleet.secret_file)

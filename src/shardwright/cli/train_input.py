@@ -112,7 +112,7 @@ def checked_settings(
     from shardwright.runtime.job.course import travelling
     from shardwright.runtime.job.settings import Settings
     from shardwright.runtime.storage.data import location_of
-    from shardwright.runtime.storage.steps import newest_manifest
+    from shardwright.runtime.storage.manifest import newest_manifest
 
     sources = sources_of(data)
     _require_sense(given, fleet, output)
@@ -321,8 +321,8 @@ def require_input(plan: Plan, settings: Settings) -> None:
     )
     from shardwright.runtime.job.metrics import require_trackers
     from shardwright.runtime.storage.data import require_known
+    from shardwright.runtime.storage.manifest import newest_manifest
     from shardwright.runtime.storage.mixture import require_one_tokenizer
-    from shardwright.runtime.storage.steps import newest_manifest
     from shardwright.runtime.storage.weight_files import adapters_fingerprint, weights_fingerprint
 
     vocab, mixture = plan.model.vocab, samples_of(plan, settings)

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from shardwright.errors import bad
-from shardwright.measure.device import MeasuredDevice, synchronize
-from shardwright.measure.timing import BATCH_SECONDS, FEWEST_BATCHES, Timing, timing
+from shardwright.measure.device import BATCH_SECONDS, FEWEST_BATCHES, MeasuredDevice, Timing, synchronize, timing
 from shardwright.spec.read.machine_profile import CollectiveTime
 
 MARK = "shardwright-row "

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from shardwright.measure.device import MeasuredDevice, torch_device
-from shardwright.measure.timing import Call
+from shardwright.measure.device import Call, MeasuredDevice, torch_device
 from shardwright.records import record
 from shardwright.spec.read.machine_profile import Collective, CollectiveTime, Dtype, OperatorTime
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardwright.errors import bad
 from shardwright.measure.collectives import measured
-from shardwright.measure.device import MeasuredDevice, custom_device, find_device
+from shardwright.measure.device import MeasuredDevice, custom_device, find_device, sustained
 from shardwright.measure.operators import (
     CALLS,
     ShapeSettings,
@@ -22,7 +22,6 @@ from shardwright.measure.operators import (
     operator_rows,
     row_count,
 )
-from shardwright.measure.timing import sustained
 from shardwright.records import record
 from shardwright.spec.read.machine_profile import (
     CollectiveTime,

@@ -5,7 +5,6 @@
 * `case`: a run as the cost model sees it
 * `facts`: single facts of a run, said or taken, and its model
 * `forecast`: predictions of many cases
-* `outcome`: one run, predicted and measured, and a site's own runs
-* `reasons`: why one may be off
+* `outcome`: one run, predicted and measured, why one may be off, and a site's own runs
 * `summary`: measures of error, and errors of many outcomes, beside those of two simple predictors
 """

@@ -16,8 +16,7 @@ from shardwright.arrays import Bools, Floats, Ints, places_by_value
 from shardwright.records import record
 from shardwright.validation.case import Case, ideal_seconds
 from shardwright.validation.facts import Skip
-from shardwright.validation.outcome import Outcome, memory_kind
-from shardwright.validation.reasons import Reason, reasons, sweep_of, sweep_outliers
+from shardwright.validation.outcome import Outcome, Reason, memory_kind, reasons, sweep_of, sweep_outliers
 
 SMALLEST_SWEEP = 4
 NAMELESS = "not stated"

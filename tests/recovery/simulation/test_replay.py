@@ -17,10 +17,9 @@ from shardwright.cost.money import checkpoint_bytes, egress_dollars
 from shardwright.recovery.outlook import Rates
 from shardwright.recovery.quorum import stand_ins
 from shardwright.recovery.simulation import strategies
-from shardwright.recovery.simulation.presence import BOOT_SECONDS, spans
 from shardwright.recovery.simulation.replay import ON_DEMAND, USEFUL, saving_of, simulate
 from shardwright.recovery.simulation.strategies import from_cloud, moved, survival
-from shardwright.recovery.simulation.traces import MARKETS, generate_for, trace_of
+from shardwright.recovery.simulation.traces import BOOT_SECONDS, MARKETS, generate_for, spans, trace_of
 from shardwright.recovery.ways import REFORM_SECONDS, choose
 from shardwright.reports.spot import spot_text
 from shardwright.spec.read.cluster import build_cluster

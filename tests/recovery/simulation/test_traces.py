@@ -11,16 +11,17 @@ from tests.runtime.recovery.fleet import machines as cluster_of_machines
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.errors import SpecError
-from shardwright.recovery.simulation.presence import BOOT_SECONDS, spans
 from shardwright.recovery.simulation.traces import (
     BATCH,
     BATHTUB_A,
+    BOOT_SECONDS,
     CAP_HOURS,
     MARKETS,
     Trace,
     generate,
     lifetime_hours,
     read_trace,
+    spans,
     trace_of,
     write_trace,
 )

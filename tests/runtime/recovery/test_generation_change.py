@@ -25,8 +25,7 @@ from shardwright.runtime.recovery.change.generation_change import (
     Ready,
     Recovery,
 )
-from shardwright.runtime.recovery.fleet.claims import QuorumCheck
-from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Member, Members
+from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Member, Members, QuorumCheck
 from shardwright.runtime.recovery.run import GenerationBase, KeeperOptions, Report
 from shardwright.runtime.recovery.state.cloud import Cloud
 from shardwright.runtime.recovery.state.inventory import HeldPiece, held_row

@@ -17,7 +17,7 @@ from tests.runtime.recovery.fleet import _free_ports
 from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
-from shardwright.runtime.recovery.fleet.claims import GRACE, ClaimStore, Etcd, MinorityError, QuorumCheck
+from shardwright.runtime.recovery.fleet.membership import GRACE, ClaimStore, Etcd, MinorityError, QuorumCheck
 from shardwright.runtime.recovery.state.cloud import Cloud
 
 SILENCE = 5.0

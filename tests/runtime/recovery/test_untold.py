@@ -11,7 +11,7 @@ import torch
 
 from shardwright.runtime.job.metrics import Row
 from shardwright.runtime.recovery.run import Report
-from shardwright.runtime.recovery.worker import process, rendezvous, training
+from shardwright.runtime.recovery.worker import rendezvous, training
 from shardwright.runtime.recovery.worker.snapshot import Interval
 from shardwright.runtime.recovery.worker.training import RankState
 from shardwright.runtime.step.engine import StepResult, Vote
@@ -77,11 +77,11 @@ def test_a_row_that_is_being_told_as_a_generation_ends_is_not_told_in_the_next_o
     link = SimpleNamespace(orders=Queue(), answer=lambda *_: None)
     for op in ("assign", "assign", "end"):
         link.orders.put(SimpleNamespace(message={"op": op, "logs": None}))
-    monkeypatch.setattr(process, "KeeperLink", lambda *_: link)
-    monkeypatch.setattr(process, "Training", Telling)
+    monkeypatch.setattr(training, "KeeperLink", lambda *_: link)
+    monkeypatch.setattr(training, "Training", Telling)
     monkeypatch.setattr(rendezvous, "environment", lambda _host: None)
     monkeypatch.setattr(rendezvous, "torn_down", lambda _seconds: True)
     monkeypatch.setattr(torch, "set_num_threads", lambda _number: None)
     settings: Any = None
-    process.work("h", 1, 0, settings, b"")
+    training.work("h", 1, 0, settings, b"")
     assert given == [None, None]

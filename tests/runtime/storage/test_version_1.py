@@ -12,8 +12,7 @@ from safetensors.numpy import save_file
 
 from shardwright.errors import SpecError
 from shardwright.runtime.storage.checkpoint import open_checkpoint
-from shardwright.runtime.storage.manifest import MANIFEST
-from shardwright.runtime.storage.steps import checkpoints
+from shardwright.runtime.storage.manifest import MANIFEST, checkpoints
 
 ROWS = np.arange(15, dtype=np.float32).reshape(5, 3)
 COLUMNS = np.arange(24, dtype=np.float32).reshape(4, 6)

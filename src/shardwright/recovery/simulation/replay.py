@@ -29,9 +29,8 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.recovery.outlook import FleetChange, Rates, outlook_of
 from shardwright.recovery.quorum import Machine, require_machines
-from shardwright.recovery.simulation.presence import PresenceSpan, spans
 from shardwright.recovery.simulation.strategies import NOW, SNAPSHOT, STRATEGIES, Situation, Strategy
-from shardwright.recovery.simulation.traces import Trace
+from shardwright.recovery.simulation.traces import PresenceSpan, Trace, spans
 from shardwright.recovery.ways import RunPlans, Templates
 from shardwright.spec.offers import Terms
 from shardwright.units import MEGA, SECONDS_PER_HOUR

@@ -22,9 +22,16 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.model.details import Details, details_of
 from shardwright.runtime.state.pieces import CutShape, parameter_shapes, state_kinds
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.storage.manifest import Course, Manifest, described, hash_of, model_hash
+from shardwright.runtime.storage.manifest import (
+    Course,
+    Manifest,
+    checkpoints,
+    described,
+    hash_of,
+    model_hash,
+    newest_manifest,
+)
 from shardwright.runtime.storage.mixture import Mixture, Source, open_mixture
-from shardwright.runtime.storage.steps import checkpoints, newest_manifest
 from shardwright.runtime.storage.weight_files import adapters_fingerprint, weights_fingerprint
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -121,13 +128,11 @@ class RunIdentity:
     @property
     def terms(self) -> dict[str, Any]:
         """All that must be the same on every machine, by name, as JSON data."""
-        data = self.course.data
-        tokens = f"{data['tokens']:,} tokens, fingerprint {data['fingerprint']}"
-        model = {"model": f"{self.course.settings['model']} ({self.model})"}
+        settings, data = self.course.settings, self.course.data
         return {
-            **self.course.settings,
-            **model,
-            "data": tokens,
+            **settings,
+            "model": f"{settings['model']} ({self.model})",
+            "data": f"{data['tokens']:,} tokens, fingerprint {data['fingerprint']}",
             "first_step": self.step,
             "origin": self.origin,
             **self.together,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from shardwright.rows import grouped
 from shardwright.runtime.layout.groups import Layout, Place, expert_group
 from shardwright.runtime.state.buckets import buckets_of, held_whole
 from shardwright.units import format_bytes
@@ -72,7 +73,7 @@ def _rank_document(layout: Layout, place: Place) -> dict[str, Any]:
         "first_sample": place.first_sample,
         "before": list(before),
         "after": list(after),
-        "predicted_memory_bytes": _memory(layout, place),
+        "predicted_memory_bytes": layout.predicted_bytes(place),
         "held_whole": held_whole(layout, place),
         "gradient_groups": [
             {"units": list(bucket.units), "experts": bucket.block, "shard": bucket.shard, "ranks": list(bucket.ranks)}
@@ -81,15 +82,8 @@ def _rank_document(layout: Layout, place: Place) -> dict[str, Any]:
     }
 
 
-def _memory(layout: Layout, place: Place) -> float | None:
-    prediction = layout.plan.prediction
-    if prediction is None or place.replica >= len(prediction.memory):
-        return None
-    return prediction.memory[place.replica][place.stage].total_bytes
-
-
 def _memory_words(layout: Layout, place: Place) -> str:
-    predicted = _memory(layout, place)
+    predicted = layout.predicted_bytes(place)
     words = "not predicted: the plan has no prediction" if predicted is None else f"{format_bytes(predicted)} predicted"
     whole = held_whole(layout, place)
     return f"{words}; it takes more: {whole} are held whole" if whole else words
@@ -123,9 +117,11 @@ def _group_lines(layout: Layout, place: Place) -> Iterable[str]:
 
 def _gradient_lines(layout: Layout, place: Place) -> Iterator[str]:
     """Yield a line for each shard of the gradients and group of ranks that sums it, of however many buckets."""
-    alike: dict[tuple[int | None, int, int, tuple[int, ...]], list[int]] = {}
-    for bucket in buckets_of(layout, place):
-        alike.setdefault((bucket.block, bucket.shard, bucket.shards, bucket.ranks), []).extend(bucket.units)
+    alike = grouped(
+        ((bucket.block, bucket.shard, bucket.shards, bucket.ranks), unit)
+        for bucket in buckets_of(layout, place)
+        for unit in bucket.units
+    )
     for (block, shard, shards, ranks), units in alike.items():
         part = "" if block is None else f", experts block {block}"
         part += f", shard {shard} of {shards}" if shards > 1 else ""

@@ -20,10 +20,10 @@ from shardwright.runtime.job.course import config_given
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
+from shardwright.runtime.step.layered import run_again
 from shardwright.runtime.step.pipeline import Event
-from shardwright.runtime.storage.checkpoint import Saved, open_checkpoint, problems_of_all, save_checkpoint
-from shardwright.runtime.storage.manifest import Course, step_folder
-from shardwright.runtime.storage.steps import checkpoints
+from shardwright.runtime.storage.checkpoint import Saved, gathered, open_checkpoint, problems_of_all, save_checkpoint
+from shardwright.runtime.storage.manifest import Course, checkpoints, step_folder
 from shardwright.runtime.storage.weights import save_adapters, save_weights, write_config, write_index
 from shardwright.runtime.timing.layer_profile import Measured, StageTime, Stopwatch, medians, profile_document
 from shardwright.runtime.timing.step_trace import trace_of_ranks
@@ -67,7 +67,7 @@ def end_training(
         record.unsaved.append(f"checkpoint of step {done}: {saved.problem}")
     elif settings.save_weights is not None:
         record.unsaved += _exported(engine, settings, saved.folder)
-    ranks = _gathered(engine, asdict(_summary(engine, record)))
+    ranks = gathered(engine, asdict(_summary(engine, record)))
     document: dict[str, Any] = {"state": STOPPED if stopped else FINISHED, "step": done}
     if record.held_out_losses:
         step, loss = list(record.held_out_losses.items())[-1]
@@ -88,7 +88,8 @@ def end_training(
 
 def write_measurements(engine: Engine, settings: Settings, record: Record, *, writes: bool) -> None:
     """Write the layer profile and the trace of what was measured so far, on the ranks that do. All must call it."""
-    ranks = _gathered(engine, {"measured": asdict(_measured(engine, record)), "trace": record.trace})
+    report: dict[str, Any] = {"measured": asdict(_measured(engine, record)), "trace": record.trace}
+    ranks = gathered(engine, report)
     if not writes:
         return
     if settings.profile is not None and record.stopwatch.forward:
@@ -171,17 +172,5 @@ def _measured(engine: Engine, record: Record) -> Measured:
 def _recomputed(engine: Engine) -> frozenset[int]:
     """Return the layers that run forward again before their backward pass."""
     recompute = engine.layout.plan.replicas[engine.place.replica].stages[engine.place.stage].recompute
-    repeated: set[int] = set()
-    for chunk in engine.place.chunks:
-        layers = [unit for unit in chunk if 0 < unit < engine.layout.head]
-        if recompute.granularity == "full":
-            repeated.update(layers[: recompute.layers] if recompute.method == "block" else layers)
-    return frozenset(repeated)
-
-
-def _gathered(engine: Engine, report: dict[str, Any]) -> list[dict[str, Any]]:
-    if engine.layout.world_size == 1:
-        return [report]
-    gathered: list[Any] = [None] * engine.layout.world_size
-    dist.all_gather_object(gathered, report, group=engine.groups.meeting)
-    return gathered
+    layers = [[unit for unit in chunk if 0 < unit < engine.layout.head] for chunk in engine.place.chunks]
+    return frozenset().union(*(run_again(inside, recompute) for inside in layers))

@@ -8,7 +8,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -90,16 +90,14 @@ def launch(arguments: Sequence[str], places: Sequence[Place], stop_file: Path, l
         role="rank",
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL, tee=Std.ALL) if logs else None,
     )
-    with suppress(FileNotFoundError):
-        stop_file.unlink()
+    stop_file.unlink(missing_ok=True)
     try:
         with _stopping(stop_file):
             elastic_launch(config, sys.executable)("-m", "shardwright", *arguments)
     except ChildFailedError as error:
         return _failed(error, places)
     finally:
-        with suppress(FileNotFoundError):
-            stop_file.unlink()
+        stop_file.unlink(missing_ok=True)
     return 0
 
 

@@ -32,8 +32,7 @@ from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import Engine, StepPhases, StepResult, make_engine, run_each_kind, train_step
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.storage.checkpoint import Checkpoint, open_checkpoint, restore
-from shardwright.runtime.storage.manifest import Course, step_of
-from shardwright.runtime.storage.steps import DAMAGED, GIVEN_UP, checkpoints, resumable, set_aside
+from shardwright.runtime.storage.manifest import DAMAGED, GIVEN_UP, Course, checkpoints, resumable, set_aside, step_of
 from shardwright.runtime.storage.weights import from_folder, open_adapters, open_weights
 from shardwright.runtime.timing.layer_profile import Stopwatch, clock, stage_time
 from shardwright.runtime.timing.step_trace import rank_document, spans, traced
@@ -264,10 +263,9 @@ def _plain_step(run: Run, step: int, record: Record, number: int) -> StepResult:
             record.stopwatch.record(event)
 
     begin = time.perf_counter()
-    batch = run.feed.batch(step)
     result = train_step(
         run.engine,
-        batch,
+        run.feed.batch(step),
         step,
         stop=run.stop,
         observe=record.stopwatch.observe if measured else None,
@@ -296,7 +294,6 @@ def _diverged(run: Run, result: StepResult, done: int) -> str:
 def metrics_row(engine: Engine, settings: Settings, result: StepResult, done: int, seconds: float) -> metrics.Row:
     plan = engine.layout.plan
     peak = _peak_flops(engine.layout, settings.precision)
-    flops = job_flops(plan.model, plan.job)
     return metrics.Row(
         step=done,
         loss=result.loss,
@@ -304,7 +301,7 @@ def metrics_row(engine: Engine, settings: Settings, result: StepResult, done: in
         learning_rate=settings.recipe.rate(done - 1),
         seconds=seconds,
         tokens_per_second=plan.job.tokens_per_iteration / seconds,
-        mfu=flops / (seconds * peak) if peak else None,
+        mfu=job_flops(plan.model, plan.job) / (seconds * peak) if peak else None,
         pass_seconds=result.pass_seconds,
         sync_seconds=result.sync_seconds,
         update_seconds=result.update_seconds,

@@ -81,10 +81,16 @@ def require_trackers(settings: Settings) -> None:
 
 def about(plan: Plan, settings: Settings) -> dict[str, Any]:
     """Return what a run is, for those who compare several."""
-    job = plan.job
-    facts = {"model": plan.model.name, "global_batch": job.global_batch, "seq_len": job.seq_len}
-    machines = {"cluster": plan.cluster.name, "gpus": plan.gpus, "precision": settings.precision, "seed": settings.seed}
-    return {**facts, **machines, **asdict(settings.recipe)}
+    return {
+        "model": plan.model.name,
+        "global_batch": plan.job.global_batch,
+        "seq_len": plan.job.seq_len,
+        "cluster": plan.cluster.name,
+        "gpus": plan.gpus,
+        "precision": settings.precision,
+        "seed": settings.seed,
+        **asdict(settings.recipe),
+    }
 
 
 def new_id() -> str:

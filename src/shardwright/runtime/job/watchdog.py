@@ -67,21 +67,16 @@ def silent(name: str, sign: Sign | None, silent_seconds: float, patience_seconds
 def stuck(names: Sequence[str], signs: Sequence[Sign | None], patience_seconds: float) -> str:
     """Return which of all ranks keeps the others from going on, in words, "" if none does. A rank that saves or starts
     may take as long as it needs."""
-    judged = [(rank, sign) for rank, sign in enumerate(signs) if sign is not None and not _may_take_long(sign)]
+    judged = [(rank, sign) for rank, sign in enumerate(signs) if sign and not sign.doing.startswith((SAVING, STARTING))]
     still = [(rank, sign) for rank, sign in judged if sign.seconds > STUCK * patience_seconds]
     guilty = [(rank, sign) for rank, sign in still if not sign.waits]
-    if guilty:
-        rank, sign = min(guilty, key=lambda item: (item[1].step, -item[1].seconds, item[0]))
-        return f"{names[rank]} is stuck: {sign.doing}, step {sign.step}, for {sign.seconds:.0f} s"
-    if not still or len(still) < len(names):
+    if not guilty and (not still or len(still) < len(names)):
         return ""
-    rank, sign = min(still, key=lambda item: (item[1].step, -item[1].seconds, item[0]))
+    rank, sign = min(guilty or still, key=lambda item: (item[1].step, -item[1].seconds, item[0]))
+    if guilty:
+        return f"{names[rank]} is stuck: {sign.doing}, step {sign.step}, for {sign.seconds:.0f} s"
     least = min(sign.seconds for _, sign in still)
     return f"no rank has gone on for {least:.0f} s; {names[rank]} has come least far: {sign.doing}, step {sign.step}"
-
-
-def _may_take_long(sign: Sign) -> bool:
-    return sign.doing.startswith((SAVING, STARTING))
 
 
 class Watch:

@@ -171,6 +171,13 @@ class Layout:
         """The number of the last unit."""
         return len(self.units) - 1
 
+    def predicted_bytes(self, place: Place) -> float | None:
+        """Return the memory that the plan predicts for a rank, None where it predicts none."""
+        prediction = self.plan.prediction
+        if prediction is None or place.replica >= len(prediction.memory):
+            return None
+        return prediction.memory[place.replica][place.stage].total_bytes
+
     def tensor_group(self, place: Place) -> tuple[int, ...]:
         """Return the tensor-parallel ranks of a place's stage."""
         return self.pipelines[place.pipeline][place.stage]

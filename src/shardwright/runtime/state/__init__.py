@@ -7,6 +7,5 @@
 * `blocks`: moments in 8 bits
 * `muon`: Muon, on matrices whole, and which rank orthogonalises which of them
 * `optimizer`: the update of a step
-* `loss_scale`: fp16 loss scaling
-* `recipe`: how weights are updated
+* `recipe`: how weights are updated, and fp16 loss scaling
 """

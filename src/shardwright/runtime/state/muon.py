@@ -249,7 +249,7 @@ def _exchanged_steps(
     came = _exchanged(flat, [sum(p.elements for _, p in parts) for parts in route.parts], route.group, how)
     wholes = [torch.empty(prod(cut.shape), dtype=how.dtype, device=how.device) for cut in route.owned]
     for number, piece, values in _along(chain.from_iterable(route.parts), came):
-        for overlap in overlaps(piece, _whole(route.owned[number]), route.owned[number]):
+        for overlap in overlaps(piece, route.owned[number].whole(UPDATE, ""), route.owned[number]):
             _target(overlap, wholes[number]).copy_(_source(overlap, values))
     _orthogonalise(wholes, route.owned)
     back = [[_taken(wholes[number], piece, route.owned[number]) for number, piece in parts] for parts in route.results]
@@ -295,13 +295,9 @@ def _along(parts: Iterable[Part], values: torch.Tensor) -> Iterator[tuple[int, S
 def _taken(whole: torch.Tensor, piece: StatePiece, cut: CutShape) -> torch.Tensor:
     """Return the flat values of a piece of a matrix."""
     out = whole.new_empty(piece.elements)
-    for overlap in overlaps(_whole(cut), piece, cut):
+    for overlap in overlaps(cut.whole(UPDATE, ""), piece, cut):
         _target(overlap, out).copy_(_source(overlap, whole))
     return out
-
-
-def _whole(cut: CutShape) -> StatePiece:
-    return StatePiece(kind=UPDATE, parameter="", start=0, stop=cut.shape[cut.dim], low=0, high=prod(cut.shape))
 
 
 def _source(overlap: PieceOverlap, values: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,11 @@ class CutShape:
         """Elements of one index of the dimension that is cut, in one row."""
         return prod(self.shape[self.dim + 1 :])
 
+    def whole(self, kind: str, parameter: str) -> StatePiece:
+        """Return the piece that is all of a parameter of this shape."""
+        stop = self.shape[self.dim] if self.shape else 1
+        return StatePiece(kind=kind, parameter=parameter, start=0, stop=stop, low=0, high=prod(self.shape))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StatePiece:

@@ -24,16 +24,23 @@ from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.model.products import FP8, PLAIN, AdapterProducts, Later, putting_off
 from shardwright.runtime.model.regions import LayerForward
-from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.muon import Orthogonaliser, Steps, exchanges_of, make_orthogonaliser
 from shardwright.runtime.state.optimizer import muon_steps, own_square, update, verdict_on
-from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.recipe import UNSCALED, LossScale, Recipe
 from shardwright.runtime.state.slots import Slot, StepVerdict, make_slots
 from shardwright.runtime.state.store import Store, fill, make_store
 from shardwright.runtime.step.layered import run_layered
-from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, make_pipeline, run_forward, run_step
+from shardwright.runtime.step.pipeline import (
+    Batch,
+    Event,
+    RankPipeline,
+    make_pipeline,
+    moment,
+    run_forward,
+    run_step,
+    seconds_between,
+)
 from shardwright.runtime.step.sync import GradientSync
-from shardwright.runtime.step.timestamps import moment, seconds_between
 from shardwright.runtime.step.unshard import Unsharding
 from shardwright.spec.job import Precision
 
@@ -197,22 +204,21 @@ def train_step(
     stop: Callable[[], bool] = lambda: False,
     observe: Observer | None = None,
     record: Callable[[Event], None] | None = None,
-    note: Callable[[str], None] | None = None,
+    note: Callable[[str], None] = lambda _: None,
     phases: StepPhases | None = None,
 ) -> StepResult:
     """Run one step, counted from 0, on all ranks together; with `phases` the outcome of its vote is known before
     anything is updated. Raises DistError where that vote was cut off."""
-    say = note or (lambda _: None)
     device = engine.pipeline.device
     begin = moment(device)
     loss = run_passes(engine, batch, observe=observe, record=record, note=note)
     passed = moment(device)
-    say("waiting for gradient sums")
+    note("waiting for gradient sums")
     engine.sync.finish()
     if phases is None:
         sums = voted(engine, loss, asked_to_stop=stop())
         summed = moment(device)
-        say("updating")
+        note("updating")
         prepare(engine, step, sums)
         decide(engine, step, sums)
     else:
@@ -220,7 +226,7 @@ def train_step(
         vote = take_vote(engine, step, loss, asked_to_stop=stop())
         summed = moment(device)
         norm = phases.commit(vote)
-    say("waiting for updated weights")
+    note("waiting for updated weights")
     share_weights(engine, beside=engine.layout.plan.overlap.param_gather)
     updated = moment(device)
     if phases is None:
@@ -242,7 +248,7 @@ def run_passes(
     *,
     observe: Observer | None = None,
     record: Callable[[Event], None] | None = None,
-    note: Callable[[str], None] | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> torch.Tensor:
     """Run all passes of a step in the plan's order and return this rank's summed loss; sums of gradients may still be
     on their way."""
@@ -339,7 +345,7 @@ def share_weights(engine: Engine, *, beside: bool = False) -> None:
         engine.store.publish()
 
 
-def evaluate(engine: Engine, batch: Batch, note: Callable[[str], None] | None = None) -> float:
+def evaluate(engine: Engine, batch: Batch, note: Callable[[str], None] = lambda _: None) -> float:
     """Return the mean loss over the tokens of a global batch, the same on all ranks. Every rank must call it between
     steps; weights and optimizer state stay as they are. `note` is told what the rank waits for or does."""
     with torch.no_grad():

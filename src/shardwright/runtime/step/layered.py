@@ -19,9 +19,8 @@ from shardwright.plans.plan import Recompute
 from shardwright.records import record
 from shardwright.runtime.model.attention import Documents, documents_of
 from shardwright.runtime.model.chunk import Chunk, loss_of, unit_forward
-from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline
+from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, moment
 from shardwright.runtime.step.sync import GradientSync
-from shardwright.runtime.step.timestamps import moment
 from shardwright.runtime.step.unshard import Unsharding
 
 Kept = tuple[torch.Tensor, torch.Tensor | None]
@@ -74,13 +73,13 @@ def run_layered(
     *,
     loss_scale: float = 1.0,
     record: Callable[[Event], None] | None = None,
-    note: Callable[[str], None] | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> torch.Tensor:
     """Run all micro-batches of a step in so many waves and return the summed loss. Gradients are those of the loss
     times `loss_scale`; finishing `sync` is left to the caller. `record` is given each unit's pass of all micro-batches
     of a wave as one operation, `note` is told what the rank waits for or does."""
     total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
-    walk = _Walk(pipeline=pipeline, unsharding=unsharding, record=record, say=note or (lambda _: None))
+    walk = _Walk(pipeline=pipeline, unsharding=unsharding, record=record, say=note)
     sync.begin()
     for wave in range(waves):
         numbers = range(wave, pipeline.place.micro_batches, waves)
@@ -98,7 +97,7 @@ def run_layered(
 
 def _forward(walk: _Walk, x: dict[int, torch.Tensor]) -> None:
     """Bring each micro-batch in `x`, tokens, to the head, and keep what its way back needs."""
-    units, again = walk.chunk.units, _again(walk.chunk.units[1:-1], walk.chunk.recompute)
+    units, again = walk.chunk.units, run_again(walk.chunk.units[1:-1], walk.chunk.recompute)
     for unit, following in pairwise(units):
         with walk.at(unit, following, FORWARD, min(x)):
             for number, value in x.items():
@@ -152,8 +151,8 @@ def _gradient(entering: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def _again(layers: Sequence[int], recompute: Recompute) -> frozenset[int]:
-    """Return the layers of which the input alone is kept."""
+def run_again(layers: Sequence[int], recompute: Recompute) -> frozenset[int]:
+    """Return the layers of a chunk of which the input alone is kept: they run forward again in the backward pass."""
     if recompute.granularity != "full":
         return frozenset()
     return frozenset(layers[: recompute.layers] if recompute.method == "block" else layers)

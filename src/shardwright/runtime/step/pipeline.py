@@ -2,11 +2,15 @@
 
 The orders are those that the cost model simulates (`cost.pipeline.schedule`). The receive of an operation is posted
 before the operation ahead of it runs, so messages travel while a rank computes.
+
+Moments of a rank's work are of the process on a CPU, of the device's own queue on a GPU, which it runs ahead of.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -20,7 +24,27 @@ from shardwright.runtime.model.chunk import Chunk, Observer, forward
 from shardwright.runtime.model.products import Later
 from shardwright.runtime.step.channels import Channels, Incoming, Outgoing, make_channels, post, send, taken
 from shardwright.runtime.step.sync import GradientSync
-from shardwright.runtime.step.timestamps import Moment, moment
+
+Moment = Any
+"""Seconds of `time.perf_counter`, or a CUDA event."""
+
+
+def moment(device: torch.device) -> Moment:
+    """Return the moment at which the device has done what it was given so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    make: Any = torch.cuda.Event
+    event = make(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin: Moment, end: Moment) -> float:
+    """Return the seconds from one moment to another; both must be over."""
+    if isinstance(begin, float):
+        return float(end - begin)
+    return float(begin.elapsed_time(end)) / 1e3
+
 
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 """Returns tokens and targets [micro_batch, sequence] of a micro-batch of this rank's copy, at all positions."""
@@ -91,7 +115,7 @@ def run_step(
     loss_scale: float = 1.0,
     observe: Observer | None = None,
     record: Callable[[Event], None] | None = None,
-    note: Callable[[str], None] | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> torch.Tensor:
     """Run all micro-batches of a step and return the summed loss (zero on ranks without the head).
 
@@ -99,7 +123,6 @@ def run_step(
     left to the caller. `record` is given every operation with its times, `note` is told what the rank waits for or
     does.
     """
-    say = note or (lambda _: None)
     kept: Kept = {}
     put_off: dict[tuple[int, int], Later] = {}
     arriving: dict[Operation, Incoming] = {}
@@ -112,11 +135,11 @@ def run_step(
     for number, operation in enumerate(operations):
         kind, stage, micro_batch = operation
         asked = moment(pipeline.device)
-        say(f"waiting for a message, {_words(operation)}")
+        note(f"waiting for a message, {_words(operation)}")
         message = taken(operation, arriving)
         if number + 1 < len(operations):
             post(channels, operations[number + 1], arriving)
-        say(f"computing, {_words(operation)}")
+        note(f"computing, {_words(operation)}")
         began = moment(pipeline.device)
         index = stage // pipeline.place.depth
         if kind == FORWARD:
@@ -140,16 +163,15 @@ def run_step(
                 _complete(sync, index, last=not left[index])
         if record is not None:
             record(Event(operation=operation, asked=asked, began=began, ended=moment(pipeline.device)))
-    say("waiting until messages are sent")
+    note("waiting until messages are sent")
     for work, _ in leaving:
         work.wait()
     return total
 
 
-def run_forward(pipeline: RankPipeline, batch: Batch, note: Callable[[str], None] | None = None) -> torch.Tensor:
+def run_forward(pipeline: RankPipeline, batch: Batch, note: Callable[[str], None] = lambda _: None) -> torch.Tensor:
     """Run the forward passes of all micro-batches alone, in the order in which a step has them, and return the summed
     loss (zero on ranks without the head)."""
-    say = note or (lambda _: None)
     arriving: dict[Operation, Incoming] = {}
     leaving: list[Outgoing] = []
     total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
@@ -157,16 +179,16 @@ def run_forward(pipeline: RankPipeline, batch: Batch, note: Callable[[str], None
         if operation.kind != FORWARD:
             continue
         post(pipeline.channels, operation, arriving)
-        say(f"waiting for a message, {_words(operation)}")
+        note(f"waiting for a message, {_words(operation)}")
         message = taken(operation, arriving)
-        say(f"computing, {_words(operation)}")
+        note(f"computing, {_words(operation)}")
         index = operation.virtual_stage // pipeline.place.depth
         out = _forward(pipeline, index, operation.micro_batch, message, batch, {}, None)
         if pipeline.chunks[index].head:
             total += out
         else:
             send(pipeline.channels, operation, out, leaving)
-    say("waiting until messages are sent")
+    note("waiting until messages are sent")
     for work, _ in leaving:
         work.wait()
     return total

@@ -11,7 +11,7 @@ of unequal parts, and a ring takes as long for the longest anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -118,14 +118,7 @@ class GradientSync:
         self._inner = _inner_groups(layout, place, groups)
         self._sequence = layout.plan.sequence_parallel
         self._chunk = {unit: c for c, units in enumerate(place.chunks) for unit in units}
-        self._needed: dict[int | None, list[Buffer]] = {
-            unit: [buffer for buffer in self._parts if unit in buffer.bucket.units] for unit in self._chunk
-        }
-        if layout.plan.model.tied_embeddings and layout.head in self._needed:
-            self._needed[layout.head] += self._needed.get(0, [])
-        if layout.plan.model.sharing:
-            for unit in range(1, layout.head):
-                self._needed[unit] += self._needed[0]
+        self._needed = buffers_by_unit(layout, self._parts, self._chunk)
         apart = [store.parameters[name] for name, parts in store.where.items() if not parts[0][0].bucket.alone]
         self._sums = [buffer.gradients.kept for buffer in store.buffers]
         self._sums += [parameter.grad for parameter in apart if parameter.grad is not None]
@@ -155,7 +148,7 @@ class GradientSync:
                 self._sum_inside(buffer)
                 self.settle()
                 self._leave(buffer)
-        for buffer in self._needed.get(unit, ()):
+        for buffer in () if unit is None else self._needed.get(unit, ()):
             self._make_whole(buffer)
         if before is not None and unit is not None and self._chunk[before] in self._final:
             self._done.add(before)
@@ -241,6 +234,18 @@ class GradientSync:
             parts = [buffer.gradients.piece(piece) for piece in buffer.bucket.pieces if piece.summed == how]
             if parts:
                 _sum_together(parts, group)
+
+
+def buffers_by_unit(layout: Layout, buffers: Sequence[Buffer], units: Iterable[int]) -> dict[int, list[Buffer]]:
+    """Return the buffers that a pass through each unit needs: of the head those of a tied embedding too, and of every
+    layer what layers share."""
+    needed = {unit: [buffer for buffer in buffers if unit in buffer.bucket.units] for unit in units}
+    if layout.plan.model.tied_embeddings and layout.head in needed:
+        needed[layout.head] += needed.get(0, [])
+    if layout.plan.model.sharing:
+        for unit in range(1, layout.head):
+            needed[unit] += needed[0]
+    return needed
 
 
 def _inner_groups(layout: Layout, place: Place, groups: ProcessGroups) -> dict[str, Any]:

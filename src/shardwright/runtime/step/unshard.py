@@ -18,7 +18,7 @@ from shardwright.runtime.layout.groups import Layout, Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.products import Later
 from shardwright.runtime.state.store import Buffer, Store
-from shardwright.runtime.step.sync import Gather, GradientSync, start_gather
+from shardwright.runtime.step.sync import Gather, GradientSync, buffers_by_unit, start_gather
 
 OUTSIDE = -1
 
@@ -42,12 +42,7 @@ class Unsharding:
         self._shared = [buffer for buffer in reversed(store.buffers) if self._groups[buffer] is not None]
         units = {unit for chunk in place.chunks for unit in chunk}
         units |= {unit for buffer in held for unit in buffer.bucket.units}  # a tied embedding's too
-        self._needed = {unit: [b for b in held if unit in b.bucket.units] for unit in units}
-        if layout.plan.model.tied_embeddings and 0 in self._needed and layout.head in self._needed:
-            self._needed[layout.head] += self._needed[0]
-        if layout.plan.model.sharing:  # what layers share stays from the first to the last
-            for unit in range(1, layout.head):
-                self._needed[unit] += self._needed[0]
+        self._needed = buffers_by_unit(layout, held, units)
         forward = {low: high for chunk in place.chunks for low, high in pairwise(chunk)}
         recompute = layout.plan.replicas[place.replica].stages[place.stage].recompute
         in_groups = recompute.granularity == "full" and recompute.method != "block" and (recompute.layers or 0) > 1
@@ -60,8 +55,7 @@ class Unsharding:
         """Begin to gather the weights that other ranks updated, those of the first units first."""
         for buffer in self._shared:
             if not buffer.weights.sharded:
-                part = buffer.weights.part(*buffer.bucket.own(self._rank, sharded=True)).clone()
-                self._begin(buffer, part)
+                self._begin(buffer, buffer.weights.part(*buffer.bucket.own(self._rank, sharded=True)).clone())
 
     def arrive(self) -> None:
         """Wait for all weights that are on their way."""

@@ -1,8 +1,8 @@
 """What outlives a process: checkpoints by pieces of state, files of weights, and training data.
 
 * `checkpoint`: checkpoints that any plan can read
-* `manifest`: where every piece of a step lies, with its hash, and the files of pieces
-* `steps`: the checkpoints in a folder, of any version
+* `manifest`: where every piece of a step lies, with its hash, the files of pieces, and the checkpoints in a folder, of
+  any version
 * `exchange`: checkpoints to and from safetensors and torch.distributed.checkpoint
 * `weights`: weights and adapters in files of Hugging Face and PEFT
 * `megatron_weights`: weights as Megatron-LM keeps them

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ import torch.distributed as dist
 from shardwright.errors import SpecError, bad
 from shardwright.records import record
 from shardwright.runtime.model.parallel import gather_into
-from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.optimizer import gather_weights
 from shardwright.runtime.state.pieces import WEIGHT, StatePiece, holdings_of, parameter_shapes
+from shardwright.runtime.state.recipe import LossScale
 from shardwright.runtime.state.slots import Slot
 from shardwright.runtime.state.store import Buffer
 from shardwright.runtime.step.engine import Engine
@@ -36,7 +36,10 @@ from shardwright.runtime.storage.manifest import (
     Values,
     assemble,
     by_parameter,
+    checkpoints,
+    manifest_of,
     model_hash,
+    newest_checkpoint,
     read_part,
     read_piece,
     remove_part,
@@ -48,9 +51,9 @@ from shardwright.runtime.storage.manifest import (
     write_part,
     write_pieces,
 )
-from shardwright.runtime.storage.steps import checkpoints, manifest_of, newest_checkpoint
 
 MOST_NAMED = 3  # problems of as many ranks
+T = TypeVar("T")
 
 
 @record
@@ -81,8 +84,7 @@ class Checkpoint:
         if cut is None:
             raise bad(self.name, f"has no parameter {name}", "take a checkpoint of the plan's model")
         values = np.empty(cut.shape, np.float32)
-        piece = StatePiece(kind=WEIGHT, parameter=name, start=0, stop=cut.shape[cut.dim], low=0, high=values.size)
-        self.fill({piece: values.reshape(-1)})
+        self.fill({cut.whole(WEIGHT, name): values.reshape(-1)})
         return torch.from_numpy(values)
 
     def fill(self, targets: Mapping[StatePiece, Values]) -> None:
@@ -254,10 +256,15 @@ def state_file(rank: int) -> str:
 
 def problems_of_all(engine: Engine, own: str) -> str:
     """Return what went wrong on any rank, in words, the same on all; a meeting of all ranks."""
-    if engine.layout.world_size == 1:
-        return own
-    problems: list[Any] = [None] * engine.layout.world_size
-    dist.all_gather_object(problems, own, group=engine.groups.meeting)
-    different = list(dict.fromkeys(problem for problem in problems if problem))
+    different = list(dict.fromkeys(problem for problem in gathered(engine, own) if problem))
     more = len(different) - MOST_NAMED
     return "; ".join(different[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def gathered(engine: Engine, report: T) -> list[T]:
+    """Return what every rank reports, in their order, the same on all; a meeting of all ranks."""
+    if engine.layout.world_size == 1:
+        return [report]
+    reports: list[Any] = [None] * engine.layout.world_size
+    dist.all_gather_object(reports, report, group=engine.groups.meeting)
+    return reports

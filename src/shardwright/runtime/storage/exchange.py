@@ -22,10 +22,9 @@ import torch
 
 from shardwright.errors import bad
 from shardwright.runtime.model.parameters import ModelParameter
-from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
+from shardwright.runtime.state.pieces import WEIGHT, CutShape
 from shardwright.runtime.storage.checkpoint import open_checkpoint
 from shardwright.runtime.storage.manifest import (
-    assemble,
     manifest_text,
     parse_manifest,
     step_folder,
@@ -63,9 +62,7 @@ def export_checkpoint(source: Path, target: Path) -> int:
     for kind, name in dict.fromkeys((*weights, *checkpoint.index)):
         cut = manifest.parameters[name]
         values = np.zeros(prod(cut.shape), np.float32)
-        assemble(
-            {_whole(kind, name, cut): values}, checkpoint.index, manifest.parameters, checkpoint.fetch, checkpoint.name
-        )
+        checkpoint.fill({cut.whole(kind, name): values})
         tensors[f"{kind}.{name}"] = torch.from_numpy(values).reshape(cut.shape)
     text = manifest_text(replace(manifest, pieces=()))
     if target.suffix == SUFFIX:
@@ -127,7 +124,7 @@ def import_checkpoint(source: Path, root: Path) -> Path:
     working.mkdir(parents=True)
     try:
         items = [
-            (_whole(kind, name, cut), _values(tensors, f"{kind}.{name}", cut, str(source)))
+            (cut.whole(kind, name), _values(tensors, f"{kind}.{name}", cut, str(source)))
             for kind, name in dict.fromkeys((*weights, *stated))
             if (cut := manifest.parameters.get(name)) is not None
         ]
@@ -138,11 +135,6 @@ def import_checkpoint(source: Path, root: Path) -> Path:
     finally:
         shutil.rmtree(working, ignore_errors=True)
     return final
-
-
-def _whole(kind: str, name: str, cut: CutShape) -> StatePiece:
-    rows = cut.shape[cut.dim] if cut.shape else 1
-    return StatePiece(kind=kind, parameter=name, start=0, stop=rows, low=0, high=prod(cut.shape))
 
 
 def _values(tensors: Tensors, name: str, cut: CutShape, where: str) -> Any:

@@ -19,8 +19,7 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rows import grouped
 from shardwright.runtime.model.parameters import unit_parameters
-from shardwright.runtime.step.pipeline import Event
-from shardwright.runtime.step.timestamps import seconds_between
+from shardwright.runtime.step.pipeline import Event, seconds_between
 from shardwright.spec.model import Model
 
 NO_PASS = 1 << 30

@@ -15,8 +15,7 @@ from shardwright.cost.pipeline.schedule import WORDS
 from shardwright.exporters.perfetto import DEVICE, HOST, MeasuredSpan, RankTrace, measured_trace
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.step.engine import StepResult
-from shardwright.runtime.step.pipeline import Event
-from shardwright.runtime.step.timestamps import Moment, moment, seconds_between
+from shardwright.runtime.step.pipeline import Event, Moment, moment, seconds_between
 
 MOST_OPERATORS = 20_000  # of a rank: the longest
 ANCHOR = "shardwright: step"

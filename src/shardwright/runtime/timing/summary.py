@@ -85,10 +85,6 @@ def _both(measured: float, predicted: float | None, words: Callable[[float], str
 
 def _rank_document(layout: Layout, rank: RankSummary, forecasts: Sequence[Sequence[StageForecast]]) -> dict[str, Any]:
     place = layout.places[rank.rank]
-    prediction = layout.plan.prediction
-    memory = None
-    if prediction is not None and place.replica < len(prediction.memory):
-        memory = prediction.memory[place.replica][place.stage].total_bytes
     forecast = forecasts[place.replica][place.stage] if forecasts else None
     return {
         "rank": rank.rank,
@@ -104,7 +100,7 @@ def _rank_document(layout: Layout, rank: RankSummary, forecasts: Sequence[Sequen
         "bubble": rank.bubble,
         "predicted_bubble": forecast and forecast.bubble,
         "peak_memory_bytes": rank.peak_memory_bytes,
-        "predicted_memory_bytes": memory,
+        "predicted_memory_bytes": layout.predicted_bytes(place),
     }
 
 

@@ -20,8 +20,15 @@ from shardwright.runtime.recovery.change.generation_change import (
     Recovery,
     WaitError,
 )
-from shardwright.runtime.recovery.fleet.claims import Etcd, MinorityError, QuorumCheck
-from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Members, wait_for_generation, wait_for_plan
+from shardwright.runtime.recovery.fleet.membership import (
+    BeginAgainError,
+    Etcd,
+    Members,
+    MinorityError,
+    QuorumCheck,
+    wait_for_generation,
+    wait_for_plan,
+)
 from shardwright.runtime.recovery.fleet.observations import Causes, FleetHistory, GenerationProgress, RankSpeeds
 from shardwright.runtime.recovery.run import BAD_INPUT, ENDED, GAVE_UP, GenerationBase, KeeperOptions
 from shardwright.runtime.recovery.state.cloud import Cloud, Uploads

@@ -28,8 +28,7 @@ from shardwright.recovery.ways import RunPlans, choose
 from shardwright.rows import grouped
 from shardwright.runtime.job.course import RunIdentity, require_step_of
 from shardwright.runtime.layout.groups import layout_of
-from shardwright.runtime.recovery.fleet.claims import QuorumCheck
-from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Members
+from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Members, QuorumCheck
 from shardwright.runtime.recovery.run import GenerationBase, KeeperOptions, report_of, settle
 from shardwright.runtime.recovery.state.cloud import Cloud
 from shardwright.runtime.recovery.state.inventory import (

@@ -16,7 +16,7 @@ from typing import Any
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.wire import BackgroundTasks, Channel, LostError, Message, RefusedError
 
-PRELOADED = ["shardwright.runtime.recovery.worker.process", "torch.fx.experimental.symbolic_shapes"]
+PRELOADED = ["shardwright.runtime.recovery.worker.training", "torch.fx.experimental.symbolic_shapes"]
 """The second is what a backward pass imports when it is first run, in most of a second."""
 START_SECONDS = 60.0
 """A new worker that has not come by then is given up; those after it have less to load."""
@@ -244,7 +244,7 @@ def starving(process: int, silence_seconds: float, silent_seconds: float) -> boo
 
 def _work(host: str, port: int, token: int, settings: Settings, secret: bytes) -> None:
     """Begin as a worker; this module does not need PyTorch, the process it runs in has it."""
-    from shardwright.runtime.recovery.worker.process import work
+    from shardwright.runtime.recovery.worker.training import work
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the keeper decides
         signal.signal(number, signal.SIG_IGN)

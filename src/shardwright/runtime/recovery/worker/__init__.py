@@ -3,5 +3,4 @@
 * `link`: its thread to the keeper, and what the machine records of its steps
 * `rendezvous`: process groups torn down and built again
 * `snapshot`: state to the keeper and back, and when
-* `training`: a rank in one generation: its state, and its training on a thread of its own
-* `process`: the orders that it takes"""
+* `training`: the orders that it takes, and a rank in one generation: its state, and training on a thread of its own"""

@@ -22,8 +22,8 @@ from shardwright.runtime.recovery.state.inventory import rows_of
 from shardwright.runtime.recovery.state.snapshots import laid_out, reserve
 from shardwright.runtime.recovery.state.transfers import held_pieces
 from shardwright.runtime.recovery.worker.link import KeeperLink
-from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.pieces import DTYPES, CutShape, StatePiece, holdings_of, split, state_kinds
+from shardwright.runtime.state.recipe import LossScale
 from shardwright.runtime.state.slots import Slot
 from shardwright.runtime.step.engine import Engine, share_weights
 from shardwright.runtime.storage.manifest import LARGEST_PIECE_BYTES, Fetch, Index, Values, assemble

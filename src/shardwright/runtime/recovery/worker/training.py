@@ -1,10 +1,15 @@
-"""A rank's training in one generation, on a thread of its own, so that the worker hears its keeper whatever happens
-(PyTorch).
+"""A worker: the process of one GPU, which outlives the generations that it trains in (PyTorch).
 
-Communication may never end. Where a connection breaks while a message is under way, gloo does not wake the operation
-that waits for it: `Pair::signalException` of its TCP transport passes over sends in its queue and messages half
-received, and they end with the time limit of the group. So a thread that does not end in time is left behind. The state
-changes under a lock, and not at all once the generation is over: from then on it is the main thread's.
+Its keeper gives it orders: `assign` a rank of a plan in a generation, `halt` when that is over, `settle` on a step with
+the others, `end`. The main thread takes them one by one and waits for nothing else, as training has a thread of its
+own, which has until the next rank is assigned to come out of what it does. Between generations the process stays, and
+hands its state to the keeper if that is newer than the last snapshot.
+
+Training has that thread so that the worker hears its keeper whatever happens: communication may never end. Where a
+connection breaks while a message is under way, gloo does not wake the operation that waits for it:
+`Pair::signalException` of its TCP transport passes over sends in its queue and messages half received, and they end
+with the time limit of the group. So a thread that does not end in time is left behind. The state changes under a lock,
+and not at all once the generation is over: from then on it is the main thread's.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -37,16 +42,15 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.watchdog import fault_of, lost_others
 from shardwright.runtime.job.worker import limit_of, meet
 from shardwright.runtime.layout.groups import Layout, Place, layout_of
-from shardwright.runtime.recovery.run import Report
+from shardwright.runtime.recovery.run import Report, Settlement, reaches
 from shardwright.runtime.recovery.state.inventory import pieces_of
 from shardwright.runtime.recovery.wire import LostError, Message, RefusedError
 from shardwright.runtime.recovery.worker import rendezvous
-from shardwright.runtime.recovery.worker.link import KeeperLink, KeeperOrder, OutsideError, Tell, reporting
+from shardwright.runtime.recovery.worker.link import KeeperLink, KeeperOrder, OutsideError, Tell, keep_log, reporting
 from shardwright.runtime.recovery.worker.snapshot import Interval, Writer, parts_of, take_back
 from shardwright.runtime.state.pieces import parameter_shapes
 from shardwright.runtime.step.engine import Engine, StepResult, Vote, apply_vote
-from shardwright.runtime.step.pipeline import Event
-from shardwright.runtime.step.timestamps import seconds_between
+from shardwright.runtime.step.pipeline import Event, seconds_between
 from shardwright.runtime.storage.manifest import by_parameter, read_piece
 
 UNWIND_SECONDS = 1.0
@@ -344,3 +348,57 @@ def _snapshot(link: KeeperLink, state: RankState) -> None:
             state.interval.hand(state.report.step, link.begin("protected", step=state.report.step))
     except (RefusedError, OSError) as error:
         link.tell("unprotected", step=state.report.step, reason=line_of(error))
+
+
+def work(host: str, port: int, token: int, settings: Settings, secret: bytes) -> None:
+    """Serve a keeper until it is done, or gone."""
+    rendezvous.environment(host)
+    torch.set_num_threads(max(int(os.environ.get("OMP_NUM_THREADS", "1")), 1))
+    link = KeeperLink(host, port, {"token": token, "process": os.getpid()}, secret)
+    training: Training | None = None
+    while True:
+        order = link.orders.get()
+        match order.message["op"]:
+            case "assign":
+                if training is not None and training.stuck():
+                    link.answer(order, stuck=True)  # which is this process's end
+                    continue
+                untold = None if training is None else training.untold  # until its end it may have told that
+                training = None  # which has the groups
+                if not rendezvous.torn_down(UNWIND_SECONDS):
+                    link.answer(order, stuck=True)
+                    continue
+                message = order.message
+                if message["logs"] is not None:
+                    keep_log(Path(message["logs"]), message["generation"], message["rank"])
+                training = Training(link, order, settings, untold)
+            case "halt":
+                report = Report(step=-1) if training is None else training.report()
+                link.answer(order, report=asdict(report))
+            case "settle":
+                link.answer(order, kept=training is not None and _settled(training.state, order.message))
+            case "end":
+                link.answer(order)
+                return
+
+
+def _settled(state: RankState | None, message: Message) -> bool:
+    """Reach the step that all survivors agreed on, hand over the state if the keeper wants it, and return whether this
+    rank has it."""
+    settlement = Settlement(step=message["step"], vote=message["vote"] and tuple(message["vote"]))
+    if state is None or state.torn:
+        return False
+    try:
+        with state.lock:
+            if not reaches(state.report, settlement):
+                return False
+            if state.report.step < settlement.step and settlement.vote is not None:
+                state.update(Vote(*settlement.vote))
+            kept = state.report.step == settlement.step
+            if kept and message["hand_over"]:
+                writer = state.writer.of(parts_of(state.engine, message["mates"]))
+                writer.write(state.report.step, state.engine.loss_scale, wait=True)
+            return kept
+    except (RuntimeError, OSError, SpecError) as error:
+        print(f"the state could not be handed over: {line_of(error)}", file=sys.stderr, flush=True)
+        return False
