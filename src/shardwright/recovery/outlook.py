@@ -23,8 +23,7 @@ from shardwright.recovery.transfer import Bandwidths
 from shardwright.spec.offers import SPOT_PREEMPTIONS_PER_HOUR
 from shardwright.units import SECONDS_PER_HOUR
 
-HORIZON_SECONDS = 3600.0
-"""How far ahead a decision looks."""
+HORIZON_SECONDS = 3600.0  # how far ahead a decision looks
 PATIENCE_HOURS = 0.25
 
 

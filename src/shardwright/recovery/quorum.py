@@ -157,8 +157,7 @@ def _place(generation: Generation) -> tuple[int, int, tuple[str, ...]]:
     return -generation.number, -len(generation.machines), generation.names
 
 
-Copy = tuple[int, int]
-"""A copy of the model: the number of its replica in the plan, and its own among the equal ones."""
+Copy = tuple[int, int]  # a copy of the model: the number of its replica in the plan, and its own among the equal ones
 
 
 @record

@@ -30,13 +30,10 @@ from shardwright.rows import grouped
 from shardwright.search.planner import predict
 from shardwright.spec.cluster import Gpu
 
-SLOW = 1.25
-"""Times its peers or its own best, from which a machine is slow."""
-WINDOWS = 3
-"""In so many windows of steps one after the other."""
+SLOW = 1.25  # times its peers or its own best, from which a machine is slow
+WINDOWS = 3  # in so many windows of steps one after the other
 MARK = "@slow-"
-Rank = tuple[str, int]
-"""A machine and its GPU."""
+Rank = tuple[str, int]  # a machine and its GPU
 
 
 @record

@@ -101,10 +101,8 @@ def solve(
 
 MEMORY, DISK, CLOUD = 0, 1, 2
 TIERS = ("memory", "disk", "cloud")
-NOWHERE = -1
-"""The source of what comes from the cloud."""
-GRAIN_BYTES = 65_536
-"""Ranges of a shard begin at multiples of this."""
+NOWHERE = -1  # the source of what comes from the cloud
+GRAIN_BYTES = 65_536  # ranges of a shard begin at multiples of this
 
 
 @record

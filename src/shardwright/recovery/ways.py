@@ -113,11 +113,11 @@ def _words(cost: float) -> str:
     return "infinite" if cost == inf else f"{cost * 1e6:.4g}"
 
 
+# From a loss until training goes on where nothing has to move: noticed, halted, groups made again.
 REFORM_SECONDS = 10.0
-"""From a loss until training goes on where nothing has to move: noticed, halted, groups made again."""
 Counts = tuple[tuple[str, int], ...]
+# New plans by the machines of each GPU type, as far as they were made: the same from loss to loss, and made ahead.
 Templates = dict[Counts, Plan | None]
-"""New plans by the machines of each GPU type, as far as they were made: the same from loss to loss, and made ahead."""
 
 
 @record

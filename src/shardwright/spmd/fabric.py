@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Finish = Callable[[], Tensor]
-"""Waits for a collective and returns its result."""
+Finish = Callable[[], Tensor]  # waits for a collective and returns its result
 
 
 class RankFabric(Protocol):

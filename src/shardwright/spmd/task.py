@@ -23,8 +23,8 @@ from shardwright.spmd.trace import Loss, user_code
 from shardwright.synthesis.graph import Graph, Value
 from shardwright.synthesis.models.transformers import ANGLES
 
+# From the number of the first sample and how many are wanted to their tokens, [samples, positions + 1].
 Rows = Callable[[int, int], NDArray[np.int64]]
-"""From the number of the first sample and how many are wanted to their tokens, [samples, positions + 1]."""
 SPREAD = 0.02  # of initial weights: GPT-2's and Llama's initializer_range
 ROTARY_BASE = 10_000.0  # Su et al., arXiv 2104.09864
 

@@ -244,12 +244,12 @@ def _argument(document: Any) -> Argument:
     return argument
 
 
+# Operators that move nothing: views, and what is there before the step.
 FREE = words(
     "view _unsafe_view reshape t transpose.int permute expand unsqueeze squeeze squeeze.dim squeeze.dims detach "
     "alias select.int slice.Tensor unbind.int split.Tensor unsafe_split.Tensor chunk split_with_sizes parameter "
     "buffer input flatten.using_ints empty_like empty.memory_format"
 )
-"""Operators that move nothing: views, and what is there before the step."""
 
 
 def flops(node: Node, operands: tuple[Value, ...]) -> float:
@@ -341,8 +341,8 @@ Property: TypeAlias = Replicated | Partial | Sharded
 REPLICATED, PARTIAL = Replicated(), Partial()
 PLAIN: dict[str, Property] = {"replicated": REPLICATED, "partial": PARTIAL}
 
+# The units of each rank, by ratio and number of units in all.
 Sizes: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
-"""The units of each rank, by ratio and number of units in all."""
 
 
 def local_shape(shape: tuple[int, ...], held: Property, sizes: Sizes, rank: int) -> tuple[int, ...]:

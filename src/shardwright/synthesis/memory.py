@@ -368,10 +368,10 @@ def _dropped_scores(node: Node, operands: Sequence[Value]) -> float:
     return SCORE_BYTES * query[0] * query[1] * query[2] * key[2] if node.args[7 if back else 4] else 0.0
 
 
+# What operators take while they run, shared as their first operand is.
 WORKING: dict[str, Callable[[Node, Sequence[Value]], float]] = {
     "cross_entropy": lambda _, operands: float(operands[0].size_bytes),
     "dropout": lambda node, _: RANDOM_BYTES * node.outputs[0].elements,
     "attention": _dropped_scores,
     "attention_backward": _dropped_scores,
 }
-"""What operators take while they run, shared as their first operand is."""

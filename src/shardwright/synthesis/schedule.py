@@ -23,13 +23,12 @@ from shardwright.synthesis.graph import REPLICATED, Graph, Node, Partial, Proper
 from shardwright.synthesis.program import Communication, Program, Step
 
 IN_FLIGHT = 1  # calls beside the one just sent: what gradients are made of takes memory until they arrive
-Key: TypeAlias = tuple[Ref, Property]
-"""A tensor in one property."""
+Key: TypeAlias = tuple[Ref, Property]  # a tensor in one property
 BUCKET_BYTES = 25e6  # at which a call is full, as in PyTorch's DistributedDataParallel
+# Whether nodes run from the loss on, which block began last, and whether they are in it.
 Stretch: TypeAlias = tuple[bool, int, bool]
-"""Whether nodes run from the loss on, which block began last, and whether they are in it."""
+# What goes in one call, each with the node that reads it first or makes it.
 Call: TypeAlias = list[tuple[str, Communication]]
-"""What goes in one call, each with the node that reads it first or makes it."""
 
 
 @record(kw_only=False)

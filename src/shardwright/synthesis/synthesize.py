@@ -40,8 +40,7 @@ NEAR = 0.12  # the bound: further from it a branch and bound takes long and clos
 TURNS = 6
 ENOUGH = 1e-4  # relative; what improves less ends the turns
 CLOSE = 0.02  # of the bound: neighbourhoods are not looked at
-Position: TypeAlias = tuple[tuple[Any, ...], ...]
-"""Shares, told apart to 1e-6."""
+Position: TypeAlias = tuple[tuple[Any, ...], ...]  # shares, told apart to 1e-6
 
 
 @record

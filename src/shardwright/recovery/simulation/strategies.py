@@ -28,11 +28,10 @@ from shardwright.recovery.quorum import Machine, fits, seated, seats, stand_ins
 from shardwright.recovery.transfer import MEMORY, TIERS, Holdings, Needs, TransferPlan, plan_transfers
 from shardwright.recovery.ways import REFORM_SECONDS, NextPlan, RunPlans, Templates, choose, template_of
 
-NOW, SNAPSHOT, UPLOAD = "now", "the last snapshot", "the last upload"
-"""From which point of the work a recovery goes on."""
+NOW, SNAPSHOT, UPLOAD = "now", "the last snapshot", "the last upload"  # from which point of the work a recovery goes on
+# torchrun's own restart with its defaults, as measured with torch 2.13 on CPUs; the start of CUDA is not counted.
 RESTART_SECONDS = 33.0
-"""torchrun's own restart with its defaults, as measured with torch 2.13 on CPUs; the start of CUDA is not counted."""
-Box = tuple[int, int, float, float]
+Box = tuple[int, int, float, float]  # layers from and to, and the share of them from and to
 
 
 @record
@@ -127,7 +126,6 @@ STRATEGIES: Sequence[Strategy] = (
     Strategy(name="reload from the cloud", decide=newest, recover=reloaded),
     Strategy(name="restart without a new plan", decide=first_or_none, recover=reloaded),
 )
-"""Layers from and to, and the share of them from and to."""
 
 
 def boxes(plan: Plan, machines: Sequence[Machine]) -> dict[str, list[Box]]:

@@ -48,8 +48,7 @@ from shardwright.units import SECONDS_PER_HOUR
 
 COLUMNS = ("seconds", "zone", "gpu", "machines", "dollars_per_machine_hour")
 LARGEST_BYTES = 64_000_000
-Place = tuple[str, str]
-"""A zone and a GPU type."""
+Place = tuple[str, str]  # a zone and a GPU type
 TICK_SECONDS = 60.0
 BATCH = 0.92
 SHORT_HOURS, LONG_HOURS, WITHOUT_HOURS = 0.1, 60.0, 1.0
@@ -149,13 +148,13 @@ class Market:
         return mean * exp(-(SPREAD**2) / 2)
 
 
+# `batches` has Bamboo's lowest rate; `calm` a quarter of it, which is assumed; `capped` is as calm, with the lifetimes
+# of Google's machines.
 MARKETS = (
     Market(name="calm", lost_per_hour=0.025),
     Market(name="batches", lost_per_hour=0.10),
     Market(name="capped", lost_per_hour=0.025, capped=True),
 )
-"""`batches` has Bamboo's lowest rate; `calm` a quarter of it, which is assumed; `capped` is as calm, with the lifetimes
-of Google's machines."""
 
 
 def generate_for(plan: Plan, market: Market, *, days: float, zones: int, seed: int) -> Trace:
@@ -225,8 +224,7 @@ def _missing(market: Market, machines: int, ticks: int, random: np.random.Genera
     return missing
 
 
-BOOT_SECONDS = 180.0
-"""From the order of a machine until its keeper joins; assumed."""
+BOOT_SECONDS = 180.0  # from the order of a machine until its keeper joins; assumed
 
 
 @record

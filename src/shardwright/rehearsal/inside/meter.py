@@ -299,11 +299,11 @@ def _group(leaves: list[Any]) -> Any:
     return None
 
 
+# Operators of attention: FLOPs in passes of scores and values, the place of the queries, and that of `is_causal`.
 ATTENTION = {
     "_scaled_dot_product_flash_attention": (1.0, 0, 4),
     "_scaled_dot_product_flash_attention_backward": (2.5, 1, 11),
 }
-"""Operators of attention: FLOPs in passes of scores and values, the place of the queries, and that of `is_causal`."""
 GROUPED = ("_grouped_mm", "grouped_product")
 
 

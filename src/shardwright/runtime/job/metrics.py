@@ -23,8 +23,7 @@ from shardwright.runtime.job.settings import Settings
 
 FOLDER, RUN_ID = "tensorboard", "wandb-id"
 FLUSH_SECONDS = 10  # a rank that is killed loses the points since
-Tracker = tuple[Callable[[int, Mapping[str, float]], object], Callable[[], object]]
-"""Takes the figures of a step; ends."""
+Tracker = tuple[Callable[[int, Mapping[str, float]], object], Callable[[], object]]  # takes the figures of a step; ends
 
 
 @record

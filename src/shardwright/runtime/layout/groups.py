@@ -127,8 +127,8 @@ Purpose = Literal[
     "gradient",
     "matrices",
 ]
+# Maps (replica, copy, context-parallel rank) to the ranks of each stage, these in tensor-parallel order.
 Pipelines = Mapping[tuple[int, int, int], tuple[tuple[int, ...], ...]]
-"""Maps (replica, copy, context-parallel rank) to the ranks of each stage, these in tensor-parallel order."""
 
 
 @record

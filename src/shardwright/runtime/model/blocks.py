@@ -37,8 +37,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
+# Queries, keys and values head by head, and the gate on the output [micro_batch, positions, heads * width].
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Queries, keys and values head by head, and the gate on the output [micro_batch, positions, heads * width]."""
 LATENT_EPSILON = 1e-6  # of the norms of latents, whatever the config says (transformers 5.23, DeepseekV2RMSNorm)
 
 

@@ -28,8 +28,8 @@ from shardwright.spec.model import Model
 
 BLOCK = re.compile(r"(layers\.\d+|[a-z]+)\.(.*)")
 LayerOf = Callable[[int, torch.Tensor], torch.Tensor]
+# Is shown the output of every unit, and first the input as that of the unit before (-1: tokens), and returns it.
 Observer = Callable[[int, torch.Tensor], torch.Tensor]
-"""Is shown the output of every unit, and first the input as that of the unit before (-1: tokens), and returns it."""
 
 
 class Way(Protocol):

@@ -24,8 +24,7 @@ from shardwright.runtime.model.products import WHOLE, Products
 from shardwright.spec.layer import Moe
 from shardwright.spec.model import Model
 
-Apart = Callable[..., torch.Tensor]
-"""Calls its first argument with the others."""
+Apart = Callable[..., torch.Tensor]  # calls its first argument with the others
 
 
 def called(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:

@@ -14,24 +14,24 @@ from shardwright.spec.mixers import Mamba, Mixer
 from shardwright.spec.model import Model
 
 Index = tuple[int | slice, ...]
+# How a tensor holds parameters.
+#
+# * `turned`: as GPT-2 keeps matrices, [inputs, outputs]; its `thirds` are queries, keys and values.
+# * Queries, keys and values `one after the other`; `head by head`, each with all three; `group by group`, the queries
+#   of a group before its key and value; in four `quarters`, each with queries, values and keys (CodeGen).
+# * Queries and their gate `by head`, one after the other; what a head of lightning attention, or a key head of the
+#   delta rule, has `by head of a mixer`. Two projections whose rows take turns, and tables with the `rows of each head of
+#   a mixer`, in Mamba of several heads (Zamba).
+# * Gate and up projection are the first and the second half of the rows.
+# * A vector is a matrix with a `row of each head`, or with one row; or it is the third of four dimensions, others of
+#   one.
+# * All experts in one tensor: [experts, outputs, inputs], or turned; gpt-oss has gates in even columns.
 Form = Literal[
     "alone", "turned", "turned thirds", "head by head", "group by group", "one after the other", "quarters of q, v, k",
     "first half", "second half", "first half of experts", "second half of experts", "one of experts",
     "even columns of experts", "odd columns of experts", "one of turned experts", "row of each head", "one row",
     "query and gate by head", "by head of a mixer", "between ones", "rows in turn", "rows of each head of a mixer",
 ]  # fmt: skip
-"""How a tensor holds parameters.
-
-* `turned`: as GPT-2 keeps matrices, [inputs, outputs]; its `thirds` are queries, keys and values.
-* Queries, keys and values `one after the other`; `head by head`, each with all three; `group by group`, the queries of
-  a group before its key and value; in four `quarters`, each with queries, values and keys (CodeGen).
-* Queries and their gate `by head`, one after the other; what a head of lightning attention, or a
-  key head of the delta rule, has `by head of a mixer`. Two projections whose rows take turns, and tables with the
-  `rows of each head of a mixer`, in Mamba of several heads (Zamba).
-* Gate and up projection are the first and the second half of the rows.
-* A vector is a matrix with a `row of each head`, or with one row; or it is the third of four dimensions, others of one.
-* All experts in one tensor: [experts, outputs, inputs], or turned; gpt-oss has gates in even columns.
-"""
 PARTS = ("query", "key", "value")
 TAPS = "_taps"
 WHOLE = slice(None)

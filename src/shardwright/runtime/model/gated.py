@@ -13,8 +13,7 @@ from shardwright.spec.forward_pass import ForwardPass
 
 Weights = Mapping[str, torch.Tensor]
 Activation = Callable[[torch.Tensor], torch.Tensor]
-Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""What becomes of a gate and what it gates."""
+Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # what becomes of a gate and what it gates
 
 
 def inside(weights: Weights, block: str) -> dict[str, torch.Tensor]:

@@ -13,8 +13,7 @@ from shardwright.runtime.model.parameters import ModelParameter, target_of
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model
 
-Initial = Callable[[ModelParameter], torch.Tensor]
-"""Returns a whole parameter, padding included, fp32 on the CPU."""
+Initial = Callable[[ModelParameter], torch.Tensor]  # returns a whole parameter, padding included, fp32 on the CPU
 
 
 def seeded(model: Model, seed: int) -> Initial:

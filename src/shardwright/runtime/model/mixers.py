@@ -243,6 +243,7 @@ def _short_convolution(
     return _again(between, *inputs)
 
 
+# The mixers that `shardwright train` runs.
 MIXERS: Mapping[type[Mixer], Callable[..., torch.Tensor]] = {
     Mamba: _mamba,
     Mamba2: _mamba2,
@@ -250,7 +251,6 @@ MIXERS: Mapping[type[Mixer], Callable[..., torch.Tensor]] = {
     Lightning: _lightning,
     ShortConvolution: _short_convolution,
 }
-"""The mixers that `shardwright train` runs."""
 
 
 def _activated(projected: Sequence[torch.Tensor], weights: Weights, mixer: Mixer) -> tuple[torch.Tensor, ...]:

@@ -59,6 +59,7 @@ from shardwright.runtime.model.words import (
 )
 from shardwright.spec.model import Model
 
+# The families that `shardwright train` runs, of those that are read from a config.
 FAMILIES: Mapping[str, Names] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -266,7 +267,6 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
         "zamba2": ZAMBA2,
     }
 )
-"""The families that `shardwright train` runs, of those that are read from a config."""
 BIGCODE_HEADS = replace(FAMILIES["gpt_bigcode"], forms=of_three("head by head"))
 OTHERS = like(LLAMA, blocks=EXPERTS | QWEN_SHARED)
 FALCON_TWO_NORMS = like(FAMILIES["falcon"], blocks={"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"})

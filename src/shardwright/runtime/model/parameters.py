@@ -28,6 +28,7 @@ Start = Literal["normal", "ones", "zeros", "uniform", "log of counts", "time ste
 Summed = Literal["", "sequence", "tensor", "copies"]
 INITIAL_DEVIATION = 0.02
 
+# By block and matrix of a layer, whose adapter it has; routed experts and routers have none.
 TARGETS: Mapping[str, Target] = {
     "attention.query": "q_proj",
     "attention.query_down": "q_proj",
@@ -44,7 +45,6 @@ TARGETS: Mapping[str, Target] = {
     "moe.shared.up": "up_proj",
     "moe.shared.down": "down_proj",
 }
-"""By block and matrix of a layer, whose adapter it has; routed experts and routers have none."""
 DOWN, UP, LENGTHS = "lora_a", "lora_b", "lengths"
 PACKED = "packed"
 

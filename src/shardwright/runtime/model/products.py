@@ -38,13 +38,12 @@ from shardwright.runtime.model.parallel import (
 from shardwright.runtime.model.parameters import DOWN, LENGTHS, PACKED, UP
 
 WHOLE = TensorGroup()
+# A weight [outputs, inputs], or the bytes that it is kept in, and its bias.
 Matrix = tuple[torch.Tensor, torch.Tensor | None]
-"""A weight [outputs, inputs], or the bytes that it is kept in, and its bias."""
 
 Weights = Mapping[str, torch.Tensor]
 
-Later = list[Callable[[], None]]
-"""What a backward pass leaves to be done, in the order in which it came to it."""
+Later = list[Callable[[], None]]  # what a backward pass leaves to be done, in the order in which it came to it
 
 
 @record

@@ -21,10 +21,8 @@ from shardwright.recovery.quorum import Generation, Machine
 from shardwright.recovery.ways import Templates
 from shardwright.runtime.job.settings import Settings
 
-ENDED, GAVE_UP, BAD_INPUT = 0, 1, 2
-"""How keepers exit."""
-SIGNAL_SECONDS = 30.0
-"""So long a machine has after SIGTERM where nothing else is said."""
+ENDED, GAVE_UP, BAD_INPUT = 0, 1, 2  # how keepers exit
+SIGNAL_SECONDS = 30.0  # so long a machine has after SIGTERM where nothing else is said
 
 
 @record

@@ -296,10 +296,8 @@ def _without_delay(writer: asyncio.StreamWriter) -> None:
 
 
 Result = TypeVar("Result")
-ANSWER_SECONDS = 60.0
-"""So long a service has for an answer, or for a block of what it is sent."""
-MOST = 64
-"""So many calls a service may leave without an answer: each has its thread."""
+ANSWER_SECONDS = 60.0  # so long a service has for an answer, or for a block of what it is sent
+MOST = 64  # so many calls a service may leave without an answer: each has its thread
 
 
 @dataclass(slots=True, kw_only=True)

@@ -35,8 +35,7 @@ from shardwright.runtime.state.pieces import (
 from shardwright.runtime.state.slots import Slot, Update
 
 UPDATE = "update"
-Family = tuple[tuple[int, ...], int | None]
-"""The units and the block of experts that a bucket has a shard of."""
+Family = tuple[tuple[int, ...], int | None]  # the units and the block of experts that a bucket has a shard of
 
 
 @record
@@ -131,12 +130,9 @@ MATCHED = 0.2  # root mean square of AdamW's updates, to which those of a matrix
 SMALLEST_NORM = 1e-7
 TOGETHER_ELEMENTS = 1 << 26  # of equal matrices that are orthogonalised at once
 
-Own = tuple[Slot, int, int]
-"""Elements of a slot, from one to another."""
-Steps = Sequence[tuple[Own, torch.Tensor]]
-"""What a rank updates, with its flat steps."""
-Part = tuple[int, StatePiece]
-"""A piece of one of the matrices that a rank owns, by its number."""
+Own = tuple[Slot, int, int]  # elements of a slot, from one to another
+Steps = Sequence[tuple[Own, torch.Tensor]]  # what a rank updates, with its flat steps
+Part = tuple[int, StatePiece]  # a piece of one of the matrices that a rank owns, by its number
 
 
 @record

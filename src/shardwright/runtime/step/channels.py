@@ -19,8 +19,7 @@ from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, Place, Purpose
 from shardwright.runtime.layout.process_groups import ProcessGroups
 
-Outgoing = tuple[Any, torch.Tensor]
-"""A send under way, and what it sends, which must live until it is done."""
+Outgoing = tuple[Any, torch.Tensor]  # a send under way, and what it sends, which must live until it is done
 
 
 @record

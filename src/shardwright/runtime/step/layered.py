@@ -23,8 +23,8 @@ from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, moment
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.unshard import Unsharding
 
+# Input and output of a unit for a micro-batch; no output where it runs again before its backward pass.
 Kept = tuple[torch.Tensor, torch.Tensor | None]
-"""Input and output of a unit for a micro-batch; no output where it runs again before its backward pass."""
 
 
 @record(slots=False)

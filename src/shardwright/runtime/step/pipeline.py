@@ -25,8 +25,7 @@ from shardwright.runtime.model.products import Later
 from shardwright.runtime.step.channels import Channels, Incoming, Outgoing, make_channels, post, send, taken
 from shardwright.runtime.step.sync import GradientSync
 
-Moment = Any
-"""Seconds of `time.perf_counter`, or a CUDA event."""
+Moment = Any  # seconds of `time.perf_counter`, or a CUDA event
 
 
 def moment(device: torch.device) -> Moment:
@@ -46,12 +45,12 @@ def seconds_between(begin: Moment, end: Moment) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
+# Returns tokens and targets [micro_batch, sequence] of a micro-batch of this rank's copy, at all positions.
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-"""Returns tokens and targets [micro_batch, sequence] of a micro-batch of this rank's copy, at all positions."""
 
+# By virtual stage and micro-batch what its backward pass needs: its input, none of the first stage, and where the
+# gradient of its output goes, none where there is no gradient. The output itself is the next stage's.
 Kept = dict[tuple[int, int], tuple[torch.Tensor | None, GradientEdge | None]]
-"""By virtual stage and micro-batch what its backward pass needs: its input, none of the first stage, and where the
-gradient of its output goes, none where there is no gradient. The output itself is the next stage's."""
 
 
 @record(slots=False)

@@ -31,8 +31,7 @@ END_OF_TEXT = 256
 BLOCK_BYTES, MOST_SCANNED_BYTES = 1 << 24, 1 << 32
 SPREAD_BYTES, SPREAD_BLOCKS = 1 << 12, 1 << 10
 SCANNED_TOKENS = 1 << 24  # at a time
-Location = Path | str
-"""Where a file is: a path, or a URL as text."""
+Location = Path | str  # where a file is: a path, or a URL as text
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 T = TypeVar("T")

@@ -43,8 +43,7 @@ from shardwright.spec.model import Model
 
 MANIFEST, VERSION = "manifest.json", 2
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
-Index = Mapping[tuple[str, str], Sequence[StoredPiece]]
-"""Stored pieces by kind and parameter."""
+Index = Mapping[tuple[str, str], Sequence[StoredPiece]]  # stored pieces by kind and parameter
 
 
 @record
@@ -231,8 +230,8 @@ def _told(value: Any, item: Any) -> bool:
     return item.default is MISSING or getattr(value, item.name) != item.default
 
 
+# A reader that wants a part of a piece reads all of it to verify it: no more than this too much at either end.
 LARGEST_PIECE_BYTES = 1 << 25
-"""A reader that wants a part of a piece reads all of it to verify it: no more than this too much at either end."""
 Values = NDArray[Any]
 Fetch = Callable[[StoredPiece], Values]
 

@@ -33,9 +33,9 @@ from shardwright.spec.read.huggingface_config import config_of_model
 from shardwright.spec.text.reading import parse_json, read_text
 
 SUFFIXES = {DOWN: "lora_A.weight", UP: "lora_B.weight", LENGTHS: "lora_magnitude_vector"}
+# What must be in a folder as in the plan, and what must not be there.
 READ = ("r", "lora_alpha", "use_dora", "bias")
 OTHERS = ("use_rslora", "alpha_pattern", "rank_pattern", "modules_to_save", "target_parameters", "lora_bias")
-"""What must be in a folder as in the plan, and what must not be there."""
 
 
 @record

@@ -23,8 +23,8 @@ from typing import TypeAlias
 from shardwright.records import record
 from shardwright.synthesis.graph import COMPUTE, PARTIAL, REPLICATED, Node, Property, Sharded, Value
 
+# The axes of each dimension of a tensor; none for a dimension that stays whole.
 Dims: TypeAlias = tuple[tuple[str, ...], ...]
-"""The axes of each dimension of a tensor; none for a dimension that stays whole."""
 
 
 @record

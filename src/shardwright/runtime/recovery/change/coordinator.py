@@ -34,8 +34,8 @@ from shardwright.runtime.recovery.run import BAD_INPUT, ENDED, GAVE_UP, Generati
 from shardwright.runtime.recovery.state.cloud import Cloud, Uploads
 from shardwright.runtime.recovery.wire import BackgroundTasks, Channel, LostError, Message, RefusedError
 
+# A recovery is tried so often, with pauses that double: half a minute, in which an object store may come back.
 ATTEMPTS, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 12, 0.05, 5.0
-"""A recovery is tried so often, with pauses that double: half a minute, in which an object store may come back."""
 GOODBYE_SECONDS, LONGEST_WAIT_SECONDS = 2.0, 3600.0
 
 

@@ -53,10 +53,8 @@ from shardwright.runtime.state.pieces import parameter_shapes, state_kinds
 from shardwright.runtime.state.recipe import METHOD_OF
 from shardwright.units import counted, format_bytes, format_seconds
 
-ASKING_SECONDS = 30.0
-"""So long the object store has to say what it holds."""
-CHANCES = 2
-"""So often it may give a piece otherwise than it was written, before an older step is taken."""
+ASKING_SECONDS = 30.0  # so long the object store has to say what it holds
+CHANCES = 2  # so often it may give a piece otherwise than it was written, before an older step is taken
 
 
 class WaitError(Exception):

@@ -23,12 +23,11 @@ from shardwright.runtime.recovery.run import KeeperOptions
 from shardwright.runtime.recovery.state.cloud import Cloud
 from shardwright.runtime.recovery.wire import Channel, LostError, Message, StrangerError, answer_of, answered, refuses
 
+# Multiple of `silence_seconds` for which a minority leaves the claim to a majority, which finds the loss, a coordinator
+# and each other in that time.
 GRACE = 3.0
-"""Multiple of `silence_seconds` for which a minority leaves the claim to a majority, which finds the loss, a
-coordinator and each other in that time."""
 
-ASKING_SECONDS = 10.0
-"""So long the store of claims has for an answer."""
+ASKING_SECONDS = 10.0  # so long the store of claims has for an answer
 
 
 class ClaimStore(Protocol):
@@ -264,8 +263,7 @@ class Members:
         await asyncio.gather(*calls, return_exceptions=True)
 
 
-JOINING = 2.0
-"""Multiple of `silence_seconds` for which a new coordinator waits for the machines of the generation."""
+JOINING = 2.0  # multiple of `silence_seconds` for which a new coordinator waits for the machines of the generation
 
 
 async def wait_for_generation(

@@ -39,10 +39,8 @@ from shardwright.runtime.recovery.wire import Message, RefusedError, Reply, answ
 from shardwright.runtime.state.pieces import StoredPiece
 
 FETCHED = "fetched"
-STARTING_SECONDS = 600.0
-"""So long workers have until they can train, with layers to compile and state to read."""
-STATUS = "elastic.json"
-"""Generation, machines, and the process of each GPU of this one."""
+STARTING_SECONDS = 600.0  # so long workers have until they can train, with layers to compile and state to read
+STATUS = "elastic.json"  # generation, machines, and the process of each GPU of this one
 
 
 class CoordinatorRequests:

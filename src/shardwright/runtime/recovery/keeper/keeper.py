@@ -41,8 +41,7 @@ from shardwright.runtime.recovery.wire import (
 )
 
 RETRY_SECONDS = 0.1
-STANDING_FRACTION = 1 / 3
-"""Fraction of `silence_seconds` in which a machine has to say how it stands."""
+STANDING_FRACTION = 1 / 3  # fraction of `silence_seconds` in which a machine has to say how it stands
 
 
 @record

@@ -16,14 +16,12 @@ from typing import Any
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.wire import BackgroundTasks, Channel, LostError, Message, RefusedError
 
+# The second is what a backward pass imports when it is first run, in most of a second.
 PRELOADED = ["shardwright.runtime.recovery.worker.training", "torch.fx.experimental.symbolic_shapes"]
-"""The second is what a backward pass imports when it is first run, in most of a second."""
-START_SECONDS = 60.0
-"""A new worker that has not come by then is given up; those after it have less to load."""
+START_SECONDS = 60.0  # a new worker that has not come by then is given up; those after it have less to load
+# Times the silence after which a worker is lost, though it is not stopped: others may have taken its processors.
 STARVED = 6.0
-"""Times the silence after which a worker is lost, though it is not stopped: others may have taken its processors."""
-STOPPED = ("T", "t", "Z", "X")
-"""States of a process in Linux' /proc in which it does nothing: stopped, traced, dead."""
+STOPPED = ("T", "t", "Z", "X")  # states of a process in Linux' /proc in which it does nothing: stopped, traced, dead
 
 
 @dataclass(kw_only=True, eq=False)

@@ -20,10 +20,11 @@ from shardwright.runtime.recovery.state.inventory import pieces_of
 from shardwright.runtime.recovery.state.snapshots import Snapshot, Snapshots, hashed
 from shardwright.runtime.recovery.wire import Channel, Message, RefusedError, Reply
 
+# So long all machines have for a step: to hash what their workers wrote, and to copy what nobody else holds.
 COMMIT_SECONDS = 90.0
-"""So long all machines have for a step: to hash what their workers wrote, and to copy what nobody else holds."""
 LARGEST_RANGE_BYTES = 1 << 30
 
+# What a worker says and a coordinator hears, under which name, with which fields.
 TOLD = {
     "finished here": ("finished", ("step", "generation", "stopped")),
     "stuck here": ("stuck", ("reason", "generation")),
@@ -31,7 +32,6 @@ TOLD = {
     "bad input here": ("bad input", ("reason",)),
     "failed here": ("failed", ("reason",)),
 }
-"""What a worker says and a coordinator hears, under which name, with which fields."""
 
 
 class WorkerRequests:

@@ -34,17 +34,16 @@ from shardwright.runtime.storage.manifest import MANIFEST, Manifest, manifest_te
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Content = bytes | bytearray | memoryview
+# Gives a content from its beginning, in blocks of `BLOCK_BYTES`; the last may be smaller.
 Blocks = Callable[[], Iterable[Content]]
-"""Gives a content from its beginning, in blocks of `BLOCK_BYTES`; the last may be smaller."""
 LOCAL = "fsspec.implementations.local.LocalFileSystem"
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-BLOCK_BYTES = 50 << 20
-"""Stores take files in parts of this size."""
+BLOCK_BYTES = 50 << 20  # stores take files in parts of this size
 
 
+# Classes whose `pipe_file` leaves it to the store whether a file is new. What fsspec gives all others looks whether it
+# exists, and then writes: of two that do so at once, both are first. One that knows better says `exclusive_create`.
 ATOMIC = ("s3fs.core.S3FileSystem", "gcsfs.core.GCSFileSystem", "adlfs.spec.AzureBlobFileSystem")
-"""Classes whose `pipe_file` leaves it to the store whether a file is new. What fsspec gives all others looks whether it
-exists, and then writes: of two that do so at once, both are first. One that knows better says `exclusive_create`."""
 
 
 def no_progress() -> None:

@@ -12,11 +12,9 @@ from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
 from shardwright.rows import grouped
 from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece, overlaps
 
-Key = tuple[StatePiece, str]
-"""What a shard is: a piece and the hash of its content."""
+Key = tuple[StatePiece, str]  # what a shard is: a piece and the hash of its content
 Shapes = Mapping[str, CutShape]
-Kinds = Mapping[str, tuple[str, ...]]
-"""The kinds of state of every parameter."""
+Kinds = Mapping[str, tuple[str, ...]]  # the kinds of state of every parameter
 Rows = list[list[Any]]
 
 

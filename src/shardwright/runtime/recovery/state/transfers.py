@@ -172,8 +172,7 @@ def _columns(rows: Sequence[tuple[int, ...]], width: int) -> tuple[np.ndarray, .
     return tuple(np.array(rows, dtype=np.int64).reshape(-1, width).T)
 
 
-Range = tuple[int, int, int, int]
-"""Source machine, tier, first byte, last byte."""
+Range = tuple[int, int, int, int]  # source machine, tier, first byte, last byte
 
 
 def orders_of(moves: Movement, state: SurvivingState, machines: Sequence[Machine]) -> dict[str, dict[str, Any]]:

@@ -30,8 +30,7 @@ from shardwright.runtime.recovery.wire import Message
 
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 DESCRIPTORS = Path("/proc/self/fd")
-FORMING_SECONDS = 30.0
-"""So long groups may take once all ranks are there; eleven took 0.1 to 1.2 s."""
+FORMING_SECONDS = 30.0  # so long groups may take once all ranks are there; eleven took 0.1 to 1.2 s
 NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -171,8 +170,8 @@ def _cut(name: str, number: int) -> bool:
     return False
 
 
+# Sends `what` with keys, seconds or an amount and a payload to the keeper; raises where the generation is over.
 Ask = Callable[..., tuple[Message, bytes]]
-"""Sends `what` with keys, seconds or an amount and a payload to the keeper; raises where the generation is over."""
 
 
 class GenerationStore(dist.Store):  # type: ignore[misc,name-defined]

@@ -53,11 +53,10 @@ from shardwright.runtime.step.engine import Engine, StepResult, Vote, apply_vote
 from shardwright.runtime.step.pipeline import Event, seconds_between
 from shardwright.runtime.storage.manifest import by_parameter, read_piece
 
-UNWIND_SECONDS = 1.0
-"""So long a halted thread has for coming out of what it does, and groups for being destroyed."""
+UNWIND_SECONDS = 1.0  # so long a halted thread has for coming out of what it does, and groups for being destroyed
+# The keeper hears of the median of the seconds computed in so many steps, taken over so many seconds or more: noise of
+# a second or two is no reason to form groups anew.
 PACED_STEPS, PACED_SECONDS = 10, 10.0
-"""The keeper hears of the median of the seconds computed in so many steps, taken over so many seconds or more: noise of
-a second or two is no reason to form groups anew."""
 
 
 class HaltedError(OutsideError):
