@@ -175,7 +175,6 @@ def custom_device(device: MeasuredDevice, profile: MachineProfile | None, name: 
         if (best := max((_flops_per_second(row) for row in operators if row.dtype == dtype), default=0.0))
     )
     moved = max((row for row in operators if row.operation == "add"), key=lambda row: row.bytes, default=None)
-    bandwidth = moved.bytes / moved.seconds if moved else UNMEASURED_BYTES_PER_SECOND
     link = max((_bytes_per_second(row) for row in collectives if row.bytes >= LARGE_BYTES), default=0.0)
     return stand_in(
         name=name,
@@ -183,7 +182,7 @@ def custom_device(device: MeasuredDevice, profile: MachineProfile | None, name: 
         multiprocessors=device.multiprocessors,
         peak_flops=peaks or UNMEASURED,
         memory_bytes=device.memory_bytes,
-        memory_bytes_per_second=bandwidth,
+        memory_bytes_per_second=moved.bytes / moved.seconds if moved else UNMEASURED_BYTES_PER_SECOND,
         l2_bytes=device.cache_bytes,
         link_domain=device.count,
         **({"link_bytes_per_second": link} if link else {}),

@@ -63,10 +63,9 @@ def outlook_of(changes: Sequence[FleetChange], wanted: int, now_seconds: float) 
         machine_hours += change.machines * hours
         missing_hours += hours * (change.machines < wanted)
     losses = sum(change.lost > 0 for change in changes)
-    came = sum(change.came for change in changes[1:])
     return Outlook(
         losses_per_machine_hour=(losses + 1.0) / (machine_hours + 1.0 / SPOT_PREEMPTIONS_PER_HOUR),
-        arrivals_per_hour=came / (missing_hours + PATIENCE_HOURS),
+        arrivals_per_hour=sum(change.came for change in changes[1:]) / (missing_hours + PATIENCE_HOURS),
     )
 
 

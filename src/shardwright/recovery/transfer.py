@@ -250,7 +250,6 @@ def _chosen(
         arriving_bytes=fixed_seconds["down"] * bandwidths.down,
         least_seconds=busy_seconds(fixed, bandwidths),
     )
-    from_disk = _ranges(sizes, needs, solution.own_disk)
     line = _Line(
         need_shard=needs.shard,
         need_length=1.0 - solution.own_disk,
@@ -267,7 +266,7 @@ def _chosen(
         start=_grain(solution.own_disk[need] + begin, whole),
         stop=_grain(solution.own_disk[need] + end, whole),
     )
-    both = Transfers.concatenated([from_disk, remote])
+    both = Transfers.concatenated([_ranges(sizes, needs, solution.own_disk), remote])
     return both.take(both.size_bytes > 0), solution.bound_seconds
 
 

@@ -218,12 +218,11 @@ def _left_over(run: RunPlans, machines: Sequence[Machine], broken: frozenset[Cop
 
 def _phase(plan: Plan, known: bool, outlook: Outlook, pause: float, begin_seconds: float = 0.0) -> Phase:
     rate = plan.prediction.tokens_per_second if known and plan.prediction else float(plan.gpus)
-    machines = sum(pool.nodes for pool in plan.cluster.pools)
     return Phase(
         tokens_per_second=rate,
         begin_seconds=begin_seconds,
         pause_seconds=pause,
-        losses_per_hour=outlook.losses_per_machine_hour * machines,
+        losses_per_hour=outlook.losses_per_machine_hour * sum(pool.nodes for pool in plan.cluster.pools),
         then_tokens_per_second=rate * share_after_a_loss(plan),
         then_pause_seconds=REFORM_SECONDS,
     )

@@ -91,13 +91,12 @@ def read_log(path: Path, given: RunSetting) -> MeasuredRun:
     _require_whole(log, rows, str(path))
     setting = _setting(log, given)
     steps, restarts, more = steps_of(rows, setting)
-    events = sorted((*log.events, *log.results.events, *restarts), key=lambda event: event.line)
     return MeasuredRun(
         name=str(path),
         trainer=trainer,
         steps=steps,
         setting=setting,
-        events=tuple(events),
+        events=tuple(sorted((*log.events, *log.results.events, *restarts), key=lambda event: event.line)),
         timers=_timers(log),
         notes=(*notes, *more, *_garbled_words(log)),
     )

@@ -198,9 +198,8 @@ MEMORY = (
 
 def number(match: re.Match[str], unit: float) -> float:
     """Return the number of a pattern's first group, by the suffix in its second if there is one, in our unit."""
-    text = match[1].replace(",", "")
     suffix = match[2] if match.re.groups > 1 else ""
-    return float(text) * SUFFIXES[suffix] * unit
+    return float(match[1].replace(",", "")) * SUFFIXES[suffix] * unit
 
 
 def clock_seconds(text: str) -> float | None:

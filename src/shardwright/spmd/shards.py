@@ -183,9 +183,8 @@ def convert(x: Tensor, message: Communication, shape: tuple[int, ...], place: Ra
         case Sharded(), Replicated():
             return _gathered(x, source, shape, place, fabric, padded=message.method == "all_gather_padded")
         case Partial(), Sharded():
-            rows = _rows(target, shape, place)
             padded = message.method == "reduce_scatter_padded"
-            finish = fabric.reduce_scatter(by_units(x, target), rows, padded=padded)
+            finish = fabric.reduce_scatter(by_units(x, target), _rows(target, shape, place), padded=padded)
             return lambda: from_units(finish(), target)
         case Sharded(), Sharded():
             return _exchanged(x, source, target, shape, place, fabric)

@@ -142,10 +142,9 @@ class WarmRelaxation:
 def _solver(
     costs: Floats, rows: LinearRows, lower: Floats, upper: Floats, integer: Bools | None, settings: Mapping[str, Any]
 ) -> Any:
-    matrix = Coefficients(starts=rows.starts, places=rows.columns, values=rows.coefficients, by_rows=True)
     return highs(
         costs,
-        matrix,
+        Coefficients(starts=rows.starts, places=rows.columns, values=rows.coefficients, by_rows=True),
         lower=lower,
         upper=upper,
         row_lower=rows.low,

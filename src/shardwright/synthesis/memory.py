@@ -114,7 +114,6 @@ def held(graph: Graph, program: Program, state: ParameterState, weights: Mapping
     """Return what is held at each moment of a step. `weights` says how often a node stands for one of its kind, once if
     it is not there."""
     actions = schedule(graph, program)
-    values = graph.values()
     leaves = [
         Leaf(
             size=float(node.outputs[0].size_bytes),
@@ -125,7 +124,7 @@ def held(graph: Graph, program: Program, state: ParameterState, weights: Mapping
         for node in graph.nodes
         if node.op in LEAVES
     ]
-    cuts, of_state = changes(actions, values, leaves, state)
+    cuts, of_state = changes(actions, graph.values(), leaves, state)
     places = _places(graph, actions, len(of_state) // 2)
     runs = np.array([1, *(weights.get(node.name, 1) for node in graph.nodes), 1])[places + 1]
     levels, moments = _levels(of_state, np.repeat(runs, 2))

@@ -59,7 +59,6 @@ def prices(space: Decisions, net: Machines, shares: RankShares, *, overlap: bool
     named = columns(space, overlap=overlap)
     part = np.array([*(shares.by_class(cut, net) for cut in named.cuts), np.ones(len(net.classes))])
     sent = [conversion(net, size, source, target, shares.of) for size, source, target in named.pairs]
-    whole = np.array([message.seconds for message in sent])
     return Prices(
         net=net,
         shares=shares,
@@ -68,7 +67,7 @@ def prices(space: Decisions, net: Machines, shares: RankShares, *, overlap: bool
         + fixed_seconds(space, net)[named.decision],
         sends=_sends(space, net),
         state=_state_bytes(space)[:, None] * part[named.held],
-        seconds=named.calls * whole[named.pair],
+        seconds=named.calls * np.array([message.seconds for message in sent])[named.pair],
         method=tuple(sent[pair].method for pair in named.pair.tolist()),
     )
 

@@ -130,11 +130,11 @@ def from_json(text: str, source: str = "program") -> Program:
 
 
 def _communication_document(message: Communication) -> list[Any]:
-    held = [property_document(message.source), property_document(message.target)]
     return [
         message.tensor.node,
         message.tensor.output,
-        *held,
+        property_document(message.source),
+        property_document(message.target),
         message.method,
         message.deferred,
         message.early,

@@ -117,7 +117,6 @@ def _figures(rank: Mapping[str, Any], step: float, steps: int, name: str) -> Ran
     busy, waiting, data = (float(rank[f"{part}_seconds"]) for part in ("busy", "waiting", "data"))
     sync, update = float(rank["sync_seconds"]), float(rank["update_seconds"])
     calls = [("send_recv", "pipeline", waiting), ("all_reduce", "gradients", sync)]
-    idle = max(step - busy - waiting - data - sync - update, 0.0)
     return RankFigures(
         rank=int(rank["rank"]),
         source=name,
@@ -128,7 +127,7 @@ def _figures(rank: Mapping[str, Any], step: float, steps: int, name: str) -> Ran
         optimizer_seconds=update,
         copy_seconds=0.0,
         data_seconds=data,
-        idle_seconds=idle,
+        idle_seconds=max(step - busy - waiting - data - sync - update, 0.0),
         allocation_seconds=0.0,
         allocations=0.0,
         launches=0.0,

@@ -257,10 +257,9 @@ def _preset(run: PublishedRun) -> Model | None:
     layers = int(run.layers or len(model.layers))
     if layers > len(model.layers):
         return None
-    vocab = int(run.vocab or model.vocab)
     kept = _shortened(model, layers) if run.noted.first_dense else model.layers[:layers]
     predicted = model.mtp_layers if layers == len(model.layers) else 0
-    return replace(model, layers=kept, vocab=vocab, mtp_layers=predicted)
+    return replace(model, layers=kept, vocab=int(run.vocab or model.vocab), mtp_layers=predicted)
 
 
 def _shortened(model: Model, layers: int) -> tuple[Layer, ...]:

@@ -195,10 +195,9 @@ def measured_runs(runs: Sequence[PublishedRun], efficiency: Efficiency, name: st
         else:
             cases.append(outcome.case)
     reject(problems)
-    plans = plans_of(cases, efficiency)
     return tuple(
         Measured(plan=plan, seconds=case.run.seconds or 0.0, name=f"{name}, run {case.run.row_id}")
-        for case, plan in zip(cases, plans, strict=True)
+        for case, plan in zip(cases, plans_of(cases, efficiency), strict=True)
     )
 
 

@@ -137,11 +137,10 @@ def replay(
 def _decided(
     course: _Course, strategy: Strategy, machines: tuple[Machine, ...], now: float, templates: Templates, rates: Rates
 ) -> None:
-    wanted = sum(pool.nodes for pool in course.run.first.cluster.pools)
     situation = Situation(
         run=course.run,
         machines=machines,
-        outlook=outlook_of(course.changes, wanted, now),
+        outlook=outlook_of(course.changes, sum(pool.nodes for pool in course.run.first.cluster.pools), now),
         templates=templates,
         rates=rates,
     )
@@ -248,13 +247,12 @@ def on_demand(plan: Plan, hours: float) -> TraceOutcome | None:
     useful = hours / float(stretch(exposed).factor[0])
     per_hour = sum(pool.nodes * (price or 0.0) for pool, price in zip(used, prices, strict=True))
     per_hour += egress_dollars(plan) * SECONDS_PER_HOUR / prediction.iteration_seconds
-    lost = dict.fromkeys(CAUSES, 0.0) | {USEFUL: useful, "work done anew": hours - useful}
     rate = prediction.tokens_per_second
     return TraceOutcome(
         strategy=ON_DEMAND,
         tokens=useful * SECONDS_PER_HOUR * rate,
         dollars=per_hour * hours,
-        hours=lost,
+        hours=dict.fromkeys(CAUSES, 0.0) | {USEFUL: useful, "work done anew": hours - useful},
         losses=0,
         recoveries=0,
         moved_bytes={},

@@ -109,8 +109,8 @@ def local_first(situation: Situation, plan: Plan) -> Recovered:
 
 def reloaded(situation: Situation, plan: Plan, restart_seconds: float = RESTART_SECONDS) -> Recovered:
     """Return a recovery from the object store. Where nothing was lost, the work so far was uploaded before."""
-    kept = bool(situation.used) and set(situation.used) <= set(situation.machines)
     move = from_cloud(plan, situation.machines, situation.rates)
+    kept = bool(situation.used) and set(situation.used) <= set(situation.machines)
     return Recovered(
         seated=situation.machines,
         since=NOW if kept else UPLOAD,

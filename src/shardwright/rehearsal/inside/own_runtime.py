@@ -26,9 +26,8 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     rank, device = int(question["rank"]), torch.device("cuda", 0)
     layout = layout_of(plan)
     place = layout.places[rank]
-    groups = _groups(layout, rank, meter)
     engine = make_engine(
-        layout, rank, groups, details=details_of(plan.model, None),
+        layout, rank, _groups(layout, rank, meter), details=details_of(plan.model, None),
         recipe=Recipe(method=METHOD_OF[plan.job.optimizer]), initial=None, precision=plan.job.precision, device=device,
         layer=compiled() if question.get("compiled") else layer_forward,
     )  # fmt: skip

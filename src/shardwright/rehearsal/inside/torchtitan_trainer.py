@@ -217,9 +217,8 @@ def _batches(trainer: Any, config: Any) -> Iterator[tuple[dict[str, torch.Tensor
     rows = parallel.pipeline_parallel_microbatch_size if staged else training.local_batch_size
     shape = (rows, training.seq_len)
     while True:
-        positions = torch.arange(training.seq_len).expand(shape)
         tokens, labels = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
-        yield {"input": tokens, "positions": positions}, labels
+        yield {"input": tokens, "positions": torch.arange(training.seq_len).expand(shape)}, labels
 
 
 def take_micro_batches() -> None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from shardwright.records import record
-from shardwright.runtime.model.parallel import gather_into, reduce_scatter_into
+from shardwright.runtime.model.parallel import applied, gather_into, reduce_scatter_into
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -54,8 +54,7 @@ def positions_of(part: int, parts: int, length: int) -> torch.Tensor:
 def gathered(x: torch.Tensor, context: ContextGroup) -> torch.Tensor:
     """Return all positions, in order, of `x` [micro_batch, heads, own positions, width]; the gradient is a sum over the
     ranks."""
-    function: Any = _Gather
-    return x if context.size == 1 else cast("torch.Tensor", function.apply(x, context))
+    return x if context.size == 1 else applied(_Gather, x, context)
 
 
 class _Gather(torch.autograd.Function):
@@ -89,16 +88,14 @@ def attention_in_parts(
 ) -> torch.Tensor:
     """Return causal attention [micro_batch, heads, own positions, width] of queries, keys and values of this rank's
     positions to those of all; `attention` computes that of queries which are of the last positions of the keys."""
-    function: Any = _InParts
-    return cast("torch.Tensor", function.apply(attention, context, query, key, value))
+    return applied(_InParts, attention, context, query, key, value)
 
 
 def recomputed_attention_in_parts(
     attention: Attention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: ContextGroup
 ) -> torch.Tensor:
     """Return the same; the backward pass repeats the forward pass."""
-    function: Any = _Repeated
-    return cast("torch.Tensor", function.apply(attention, context, query, key, value))
+    return applied(_Repeated, attention, context, query, key, value)
 
 
 def _whole(

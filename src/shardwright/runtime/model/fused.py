@@ -20,8 +20,8 @@ Index = tuple[int | slice, ...]
 # * Queries, keys and values `one after the other`; `head by head`, each with all three; `group by group`, the queries
 #   of a group before its key and value; in four `quarters`, each with queries, values and keys (CodeGen).
 # * Queries and their gate `by head`, one after the other; what a head of lightning attention, or a key head of the
-#   delta rule, has `by head of a mixer`. Two projections whose rows take turns, and tables with the `rows of each head of
-#   a mixer`, in Mamba of several heads (Zamba).
+#   delta rule, has `by head of a mixer`. Two projections whose rows take turns, and tables with the `rows of each head
+#   of a mixer`, in Mamba of several heads (Zamba).
 # * Gate and up projection are the first and the second half of the rows.
 # * A vector is a matrix with a `row of each head`, or with one row; or it is the third of four dimensions, others of
 #   one.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from shardwright.runtime.model.parallel import TensorGroup
+from shardwright.runtime.model.parallel import TensorGroup, applied
 from shardwright.runtime.model.products import WHOLE, Products, entered, in_two_steps, left
 from shardwright.spec.forward_pass import ForwardPass
 
@@ -62,8 +62,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch
     """Return activation(gate) * up; the backward pass computes the activation again."""
     if torch.compiler.is_compiling():  # which decides itself what to compute again
         return activation(gate) * up
-    function: Any = _Gated
-    return cast("torch.Tensor", function.apply(gate, up, activation))
+    return applied(_Gated, gate, up, activation)
 
 
 class _Gated(torch.autograd.Function):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
-from shardwright.runtime.model.parallel import TensorGroup, all_reduced, enter, gathered, scattered
+from shardwright.runtime.model.parallel import TensorGroup, all_reduced, applied, enter, gathered, scattered
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}  # logits in fp32 at a time: what stays in a core's cache; 256 MiB
 GRADIENT_ELEMENTS = 1 << 25  # of a weight's gradient at a time, where it is added to a buffer: 64 MiB in 16 bits
@@ -37,9 +37,8 @@ def summed_loss(
     rank's rows of the padded vocabulary, of which rows from `vocab` on do not count; `targets` [micro_batch, sequence]
     are numbers of the whole vocabulary.
     """
-    function: Any = _Loss
     x = x if tensor.sharded else enter(x, tensor)
-    return cast("torch.Tensor", function.apply(x, weight, bias, targets.reshape(-1), vocab, tensor, cap, partly))
+    return applied(_Loss, x, weight, bias, targets.reshape(-1), vocab, tensor, cap, partly)
 
 
 class _Loss(torch.autograd.Function):
@@ -135,8 +134,7 @@ def looked_up(tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     Autograd would make a gradient of the table twice, in its own type and in that of its buffer: for 128,256 rows of
     4,096 numbers 3 GiB, more than all that a rank of a deep pipeline keeps of short sequences.
     """
-    function: Any = _LookUp
-    return cast("torch.Tensor", function.apply(tokens, table))
+    return applied(_LookUp, tokens, table)
 
 
 class _LookUp(torch.autograd.Function):

@@ -11,11 +11,12 @@ Matrices are made wide for one product at a time, and again in its backward pass
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from shardwright.runtime.model.parallel import applied
 from shardwright.spec.adapter import NF4_BLOCK, NF4_WIDENED
 
 NUMBERS = (  # bitsandbytes/functional.py 0.50: get_4bit_type
@@ -63,8 +64,7 @@ def linear(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = No
     """Return the product of `x` with a matrix, however it is kept, and its bias."""
     if not is_packed(matrix):
         return functional.linear(x, matrix, bias)
-    function: Any = _Linear
-    product = cast("torch.Tensor", function.apply(x, matrix))
+    product = applied(_Linear, x, matrix)
     return product if bias is None else product + bias
 
 

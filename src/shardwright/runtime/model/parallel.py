@@ -56,27 +56,27 @@ ALONE = ExpertGroup()
 
 def exchange(x: torch.Tensor, sent: list[int], received: list[int], experts: ExpertGroup) -> torch.Tensor:
     """Return the rows that the ranks of an expert group sent here, `received` of each; to each went `sent` rows."""
-    function: Any = _Exchange
-    return cast("torch.Tensor", function.apply(x, sent, received, experts))
+    return applied(_Exchange, x, sent, received, experts)
 
 
 def enter(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return all positions of `x` for a part of the computation."""
-    return x if tensor.size == 1 else _applied(_Enter, x, tensor)
+    return x if tensor.size == 1 else applied(_Enter, x, tensor)
 
 
 def leave(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return the sum over the ranks of their parts `x`, of all positions or of this rank's."""
-    return x if tensor.size == 1 else _applied(_Leave, x, tensor)
+    return x if tensor.size == 1 else applied(_Leave, x, tensor)
 
 
 def mean_over(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return the mean over the ranks; its gradient is one over them too."""
-    return x if tensor.size == 1 else _applied(_Mean, x, tensor)
+    return x if tensor.size == 1 else applied(_Mean, x, tensor)
 
 
-def _applied(function: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
-    return cast("torch.Tensor", function.apply(x, tensor))
+def applied(function: Any, *arguments: Any) -> torch.Tensor:
+    """Return the one result of an autograd function, of whose `apply` PyTorch says no type."""
+    return cast("torch.Tensor", function.apply(*arguments))
 
 
 def own_positions(length: int, tensor: TensorGroup) -> tuple[int, int]:

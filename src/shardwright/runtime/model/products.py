@@ -28,6 +28,7 @@ from shardwright.runtime.model.nf4 import is_packed, linear, wide
 from shardwright.runtime.model.parallel import (
     TensorGroup,
     all_reduced,
+    applied,
     collected,
     collecting,
     enter,
@@ -213,8 +214,7 @@ def _sum(
         if split:
             lengths = all_reduced(lengths.square(), adapters.tensor).sqrt()
     stretch = (weights[f"{part}.{LENGTHS}"] / lengths).to(output.dtype)
-    function: Any = _Stretched
-    return cast("torch.Tensor", function.apply(output, stretch))
+    return applied(_Stretched, output, stretch)
 
 
 class _Stretched(torch.autograd.Function):

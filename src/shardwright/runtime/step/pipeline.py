@@ -88,14 +88,13 @@ def make_pipeline(
     later: Later | None = None,
 ) -> RankPipeline:
     """Return the pipeline of a rank. Gradients are scaled to the mean over all tokens of the global batch."""
-    plan = layout.plan
     return RankPipeline(
         place=place,
         chunks=tuple(chunks),
         operations=tuple(order_of(layout, place).operations(place.stage)),
         channels=make_channels(layout, place, groups, dtype, device),
         device=device,
-        scale=1.0 / plan.job.tokens_per_iteration,
+        scale=1.0 / layout.plan.job.tokens_per_iteration,
         later=later,
     )
 

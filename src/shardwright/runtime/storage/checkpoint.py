@@ -229,10 +229,9 @@ def _commit(engine: Engine, root: Path, step: int, course: Course) -> None:
     """Write the manifest from the parts that the ranks left, and give the folder its name."""
     final, working = step_folder(root, step), working_folder(root, step)
     files = [state_file(rank) for rank in range(engine.layout.world_size)]
-    plan = engine.layout.plan
     manifest = Manifest(
         step=step,
-        model=model_hash(plan.model),
+        model=model_hash(engine.layout.plan.model),
         settings=course.settings,
         data=course.data,
         random=course.random,

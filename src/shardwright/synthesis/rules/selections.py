@@ -116,9 +116,8 @@ def stacked(node: Node, operands: tuple[Value, ...]) -> Signature:
     out = node.outputs[0]
     new = dimension(node, 1, len(out.shape))
     names = plain(out, {new})
-    less = tuple(name for number, name in enumerate(names) if number != new)
     return Signature(
-        inputs=(less,) * len(operands),
+        inputs=(tuple(name for number, name in enumerate(names) if number != new),) * len(operands),
         outputs=(names,),
         sizes=sizes_of(out),
         linear=(frozenset(range(len(operands))),),

@@ -218,10 +218,9 @@ def _pooling(node: Node, operands: Shapes) -> Signature:
 
 def _row(row: RuleRow, node: Node, operands: Shapes) -> Signature:
     """Return the signature of a row: `@` stands for dimensions that stay whole, absent results are dropped."""
-    text = _without(row.text.replace(" ", ""), node, operands)
     results = node.outputs
     return parse(
-        text,
+        _without(row.text.replace(" ", ""), node, operands),
         node,
         operands,
         anchors=row.anchors,

@@ -365,10 +365,9 @@ def recovery_after_loss(address: tuple[str, int], lost: tuple[str, ...], secret:
     choice = choose(RunPlans(now=now, seated=before, first=now), machines, Outlook(), {})
     if choice.plan is None:
         raise bad("recover", choice.reason, "the run would wait for machines")
-    held = [held_of(row) for answer in answers for row in answer["held"]]
     layout = layout_of(choice.plan)
     shapes, kinds = parameter_shapes(layout), state_kinds(layout, METHOD_OF[now.job.optimizer])
-    state = newest_state(held, shapes, kinds)
+    state = newest_state([held_of(row) for answer in answers for row in answer["held"]], shapes, kinds)
     if state is None:
         raise bad("recover", "the snapshots of the machines left are not whole", "the object store would be read")
     names = [machine.name for machine in machines]

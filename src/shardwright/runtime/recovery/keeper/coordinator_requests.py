@@ -142,15 +142,12 @@ class CoordinatorRequests:
         """Say what this machine knows, to someone who asks and changes nothing."""
         generation = self.base.generation
         machines = [asdict(machine) for machine in generation.machines]
-        held = [held_row(item) for item in self._holdings()]
-        plan = to_document(self.base.plan)
-        seated = [asdict(machine) for machine in self.base.seated]
         return {
             "generation": generation.number,
             "machines": machines,
-            "seated": seated,
-            "plan": plan,
-            "held": held,
+            "seated": [asdict(machine) for machine in self.base.seated],
+            "plan": to_document(self.base.plan),
+            "held": [held_row(item) for item in self._holdings()],
         }
 
     def _holdings(self) -> Iterator[HeldPiece]:

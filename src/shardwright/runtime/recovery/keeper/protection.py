@@ -83,14 +83,13 @@ class Protection:
         try:
             channel = await connect(*partner.address, refuse, secret=self._secret, timeout=5.0)
             try:
-                scale = next((s.scale for s in self._snapshots.by_file.values() if s.step == step), None)
                 await channel.call(
                     "copy",
                     timeout=COPY_SECONDS,
                     machine=asdict(me),
                     rows=rows_of(pieces),
                     step=step,
-                    scale=scale,
+                    scale=next((s.scale for s in self._snapshots.by_file.values() if s.step == step), None),
                     of_generation=self._promise.base.generation.number,
                 )
             finally:

@@ -140,9 +140,8 @@ def movement(
     shard, machine = _columns(wanted, 2)
     held_shard, held_machine, tier = _columns(held, 3)
     in_cloud = np.array([any(item.tier == CLOUD for item in items) for items in state.pieces.values()], dtype=bool)
-    sizes = np.array([key_bytes(state, key) for key in keys], dtype=np.int64)
     plan = plan_transfers(
-        sizes,
+        np.array([key_bytes(state, key) for key in keys], dtype=np.int64),
         Needs(shard=shard, machine=machine),
         Holdings(shard=held_shard, machine=held_machine, tier=tier),
         in_cloud,
