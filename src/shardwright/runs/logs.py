@@ -97,7 +97,10 @@ def read_log(path: Path, given: RunSetting) -> MeasuredRun:
         steps=steps,
         setting=setting,
         events=tuple(sorted((*log.events, *log.results.events, *restarts), key=lambda event: event.line)),
-        timers=_timers(log),
+        timers=tuple(
+            Timer(name=name, least_seconds=median(low for low, _ in times), lines=len(times))
+            for name, times in log.timers.items()
+        ),
         notes=(*notes, *more, *_garbled_words(log)),
     )
 
@@ -262,17 +265,6 @@ def _add_timer(log: _Log, name: str, low: float, high: float) -> None:
     times = log.timers.setdefault(name, [])
     if len(times) < MOST_TIMES:
         times.append((low * 1e-3, high * 1e-3))
-
-
-def _timers(log: _Log) -> tuple[Timer, ...]:
-    return tuple(
-        Timer(
-            name=name,
-            least_seconds=median(low for low, _ in times),
-            lines=len(times),
-        )
-        for name, times in log.timers.items()
-    )
 
 
 def _steps_taken(log: _Log) -> tuple[str, Rows, tuple[str, ...]]:

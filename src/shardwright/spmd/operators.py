@@ -146,14 +146,12 @@ def _(x: Tensor, gradient: Tensor, expert: Tensor, experts: int) -> Tensor:
     return x.new_empty(experts, x.shape[1], gradient.shape[1])
 
 
-def _grouped_mm_saved(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _grouped_mm_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight, expert = ctx.saved_tensors
     to_input = grouped_mm(gradient, weight.transpose(1, 2), expert)
     return to_input, grouped_mm_weight(x, gradient, expert, weight.shape[0]), None
 
 
-grouped_mm.register_autograd(_grouped_mm_gradients, setup_context=_grouped_mm_saved)
+grouped_mm.register_autograd(
+    _grouped_mm_gradients, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)

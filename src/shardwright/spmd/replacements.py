@@ -230,10 +230,6 @@ def _mean(
     return self.sum(dim or _dims(self), keepdim, dtype=dtype) / _count(self, dim)
 
 
-def _mean_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    return _mean(self, None, dtype=dtype)
-
-
 def _sum_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return self.sum(list(range(self.ndim)), dtype=dtype)
 
@@ -285,7 +281,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.std_mean.correction: _deviation_mean,
     aten.native_dropout.default: native_dropout,
     aten.mean.dim: _mean,
-    aten.mean.default: _mean_all,
+    aten.mean.default: _mean,
     aten.sum.default: _sum_all,
 }
 

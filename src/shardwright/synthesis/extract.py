@@ -32,15 +32,14 @@ def program(graph: Graph, space: Decisions, choice: Choice, net: Machines, share
         ranks=net.ranks,
         steps=steps,
         communications=by_fastest(graph, needed(graph, steps, kept=space.kept), net, shares),
-        shares={name: _coarse(shares.row(name)) for name in dict.fromkeys(ratio for ratio, _ in used)},
+        shares={
+            name: tuple(coarse(np.asarray(shares.row(name))).tolist())
+            for name in dict.fromkeys(ratio for ratio, _ in used)
+        },
         sizes={key: shares.sizes[key] for key in used},
         seconds=coarse(choice.seconds.total),
         bound_seconds=coarse(choice.bound_seconds),
     )
-
-
-def _coarse(row: Sequence[float]) -> tuple[float, ...]:
-    return tuple(coarse(np.asarray(row)).tolist())
 
 
 def by_fastest(

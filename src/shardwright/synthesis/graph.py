@@ -135,7 +135,7 @@ def to_json(graph: Graph) -> str:
     lines = ",\n".join(json.dumps(_node_document(node), separators=(",", ":")) for node in graph.nodes)
     head = {
         "version": GRAPH_VERSION,
-        **{name: _refs_document(getattr(graph, name)) for name in _TABLES},
+        **{table: {name: _document(ref) for name, ref in getattr(graph, table).items()} for table in _TABLES},
         "loss": _document(graph.loss),
         "repeats": [repeat.occurrences for repeat in graph.repeats],
     }
@@ -192,10 +192,6 @@ def _references(arguments: tuple[Argument, ...]) -> Iterator[Ref]:
             yield argument
         elif isinstance(argument, tuple):
             yield from _references(argument)
-
-
-def _refs_document(refs: Mapping[str, Ref]) -> dict[str, Any]:
-    return {name: _document(ref) for name, ref in refs.items()}
 
 
 def _node_document(node: Node) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _over_links(
         return _cut(net, size_bytes, "all_gather", shares(source))
     if isinstance(target, Sharded):
         return _cut(net, size_bytes, "reduce_scatter", shares(target))
-    return _fastest(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes))
+    return all_reduce(net, size_bytes)
 
 
 def _between(
@@ -188,6 +188,10 @@ def gather_grouped(net: Machines, size_bytes: float, shares: Floats) -> Sent:
     and a call a rank."""
     held = int((shares > 0).sum())
     return _sent("grouped", size_bytes / ring_rate(net), ring_latency(net) + held * net.call_seconds)
+
+
+def all_reduce(net: Machines, size_bytes: float) -> Sent:
+    return _fastest(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes))
 
 
 def reduce_flat(net: Machines, size_bytes: float) -> Sent:

@@ -12,7 +12,7 @@ from shardwright.arrays import Bools, Floats
 from shardwright.records import record
 from shardwright.synthesis.decisions import END, Decision, DecisionColumns, Decisions, columns
 from shardwright.synthesis.graph import COMPUTE, FREE, Sharded, Sizes, flops, product, traffic_bytes
-from shardwright.synthesis.machines import Machines, Sent, conversion, reduce_flat, reduce_hierarchical
+from shardwright.synthesis.machines import Machines, all_reduce, conversion
 
 
 @record
@@ -97,12 +97,8 @@ def seconds_of(decision: Decision, speed: Floats, pace: Floats) -> Floats:
 @lru_cache(maxsize=8)
 def _sends(space: Decisions, net: Machines) -> Floats:
     return np.array(
-        [sum(_reduce(net, size).seconds for size in r.sends) for decision in space.decisions for r in decision.rules]
+        [sum(all_reduce(net, size).seconds for size in r.sends) for decision in space.decisions for r in decision.rules]
     )
-
-
-def _reduce(net: Machines, size_bytes: float) -> Sent:
-    return min(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes), key=lambda send: send.seconds)
 
 
 @lru_cache(maxsize=8)

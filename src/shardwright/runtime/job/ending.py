@@ -31,6 +31,13 @@ class DivergedError(Exception):
     """Steps in a row had to be left out, by all ranks alike."""
 
 
+def how_ended(code: int | None) -> str:
+    """Return in words how a process with an exit code of Python's ended."""
+    return (
+        f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
+    )
+
+
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask a run to stop. The end of a terminal is none where `nohup` has it ignored."""
     hangs_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN

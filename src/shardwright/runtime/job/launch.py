@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from shardwright.errors import bad
-from shardwright.runtime.job.ending import BAD_INPUT, TOLD, leave, stop_signals, terminals
+from shardwright.runtime.job.ending import BAD_INPUT, TOLD, how_ended, leave, stop_signals, terminals
 from shardwright.runtime.job.settings import Device
 from shardwright.runtime.layout.groups import Place
 
@@ -106,11 +106,8 @@ def _failed(error: object, places: Sequence[Place]) -> int:
     if any(failure.exitcode == BAD_INPUT for _, failure in failures):
         return BAD_INPUT
     rank, failure = failures[0]
-    code = failure.exitcode
-    if code in TOLD:
-        return 1
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    print(f"error: {places[rank].name} {how}", file=sys.stderr)
+    if failure.exitcode not in TOLD:
+        print(f"error: {places[rank].name} {how_ended(failure.exitcode)}", file=sys.stderr)
     return 1
 
 

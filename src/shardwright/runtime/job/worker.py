@@ -73,11 +73,15 @@ def join(settings: Settings, layout: Layout, report: Callable[[torch.device], De
         rank = seats(layout, reports)[number]
     except SpecError as error:
         raise _told_once(number, error) from None
-    backend = "nccl" if settings.device == "cuda" else "gloo"
-    store = distributed.PrefixStore("seated", store)
-    bound = device if device.type == "cuda" else None  # NCCL then connects at once, on the right device
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience, device_id=bound)
+    group_of_all(distributed.PrefixStore("seated", store), rank, size, device, patience)
     return Worker(rank=rank, world_size=size, device=device)
+
+
+def group_of_all(store: Any, rank: int, size: int, device: torch.device, limit: datetime.timedelta) -> None:
+    """Make the group of all ranks, which meet at a store."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    bound = device if device.type == "cuda" else None  # NCCL then connects at once, on the right device
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=bound)
 
 
 def _own_gpu(place: int) -> torch.device:

@@ -124,10 +124,4 @@ def reaches(report: Report, settlement: Settlement) -> bool:
 
 
 def report_of(data: Mapping[str, Any]) -> Report:
-    vote = data.get("vote")
-    return Report(
-        step=data["step"],
-        voted=data["voted"],
-        vote_step=data["vote_step"],
-        vote=None if vote is None else tuple(vote),
-    )
+    return Report(**{**data, "vote": data["vote"] and tuple(data["vote"])})

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import socket
 import struct
 import sys
 import threading
@@ -69,7 +68,6 @@ class Channel:
         self._numbers, self._waiting = count(), dict[int, asyncio.Future[Reply]]()
         self._tasks: set[asyncio.Task[None]] = set()
         self.over, self.heard = False, time.monotonic()
-        _without_delay(writer)
         self._keep(self._read())
 
     async def call(self, op: str, payload: Payload = b"", *, timeout: float | None = None, **fields: Any) -> Reply:
@@ -288,13 +286,6 @@ async def refuse(message: Message, _payload: bytes) -> Reply:
     raise RefusedError(f"{message['op']} is not answered here")
 
 
-def _without_delay(writer: asyncio.StreamWriter) -> None:
-    connection = writer.get_extra_info("socket")
-    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError):  # it is closed already, as reading will tell
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
 Result = TypeVar("Result")
 ANSWER_SECONDS = 60.0  # so long a service has for an answer, or for a block of what it is sent
 MOST = 64  # so many calls a service may leave without an answer: each has its thread
@@ -343,7 +334,7 @@ def _run(call: Callable[[], Result], future: Future[Result]) -> None:
 
 @record
 class BackgroundTasks:
-    """BackgroundTasks of one kind; `what` is said where one fails."""
+    """Tasks that nobody waits for; `what` they do is said where one fails."""
 
     what: str
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

@@ -159,12 +159,6 @@ def parse_manifest(text: str, where: str) -> Manifest:
         raise _changed(where) from None
 
 
-def complete_steps(root: Path) -> list[Path]:
-    """Return the folders of complete steps, oldest first."""
-    folders = (path for path in root.glob("step-*") if STEP_FOLDER.fullmatch(path.name))
-    return sorted((path for path in folders if (path / MANIFEST).exists()), key=step_of)
-
-
 def step_of(folder: Path) -> int:
     match = STEP_FOLDER.fullmatch(folder.name)
     assert match is not None, "only folders of steps are asked for"
@@ -316,8 +310,9 @@ META = "checkpoint.json"
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Return the complete checkpoints in a folder, oldest first."""
-    return sorted([*complete_steps(root), *version_1_steps(root)], key=step_of)
+    """Return the complete checkpoints in a folder, of any version, oldest first."""
+    folders = (path for path in root.glob("step-*") if STEP_FOLDER.fullmatch(path.name))
+    return sorted((path for path in folders if (path / MANIFEST).exists() or (path / META).exists()), key=step_of)
 
 
 def resumable(path: Path) -> list[Path]:
@@ -376,11 +371,6 @@ def read_version_1(folder: Path) -> Manifest:
     shapes: dict[str, CutShape] = {}
     pieces = [stored for path in sorted(folder.glob("*.safetensors")) for stored in _pieces(path, shapes)]
     return Manifest(step=step, model="", settings=settings, loss_scale=scale, parameters=shapes, pieces=tuple(pieces))
-
-
-def version_1_steps(root: Path) -> list[Path]:
-    """Return the folders of steps of version 1, in no order."""
-    return [path for path in root.glob("step-*") if STEP_FOLDER.fullmatch(path.name) and (path / META).exists()]
 
 
 def _pieces(path: Path, shapes: dict[str, CutShape]) -> Iterator[StoredPiece]:

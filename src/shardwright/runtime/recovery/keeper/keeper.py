@@ -123,8 +123,8 @@ class Keeper:
     async def _answer(self, channel: Channel, message: Message, payload: bytes) -> Reply:
         """Answer a request: that of a newcomer, of a worker, of another keeper, or of the coordinator."""
         op = message["op"]
-        if op == "join":
-            return self._joined(channel, message), b""
+        if op == "join":  # which a machine does that takes this one for the coordinator
+            return ({"taken": False} if self.leading is None else self.leading.join(channel, message)), b""
         if op == "standing":
             return self._stands(message), b""
         if op in Coordinator.HEARS:
@@ -132,10 +132,6 @@ class Keeper:
         if op in WorkerRequests.ANSWERS:
             return await self.from_workers.answer(channel, message, payload)
         return await self.from_coordinator.answer(message)
-
-    def _joined(self, channel: Channel, message: Message) -> Message:
-        """Take a machine in, if this is the coordinator."""
-        return {"taken": False} if self.leading is None else self.leading.join(channel, message)
 
     def _stands(self, message: Message) -> Message:
         """Say how this machine stands, and hear where the one that asks has its coordinator."""

@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from shardwright.runtime.job.ending import how_ended
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.wire import BackgroundTasks, Channel, LostError, Message, RefusedError
 
@@ -187,7 +189,7 @@ class WorkerPool:
         if len(self.workers) < self.number:
             self._spawn()
         if worker.slot is not None:
-            self.on_gone(worker.slot, _how(worker.process.exitcode))
+            self.on_gone(worker.slot, how_ended(worker.process.exitcode))
 
     async def _halted(self, worker: WorkerProcess, generation: int, seconds: float) -> Message | None:
         if not worker.channel.done():  # it is only just starting
@@ -222,10 +224,8 @@ class WorkerPool:
 def kill(process: int | None) -> None:
     """Kill a process that may be gone, or stopped."""
     if process is not None:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            return
 
 
 def starving(process: int, silence_seconds: float, silent_seconds: float) -> bool:
@@ -247,9 +247,3 @@ def _work(host: str, port: int, token: int, settings: Settings, secret: bytes) -
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the keeper decides
         signal.signal(number, signal.SIG_IGN)
     work(host, port, token, settings, secret)
-
-
-def _how(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with status {code}"

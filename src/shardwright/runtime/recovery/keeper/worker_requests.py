@@ -185,8 +185,8 @@ class Values:
         self._closed = False
 
     async def answer(self, message: Message, payload: bytes) -> tuple[Message, bytes]:
-        """Answer `set`, `get`, `add`, `check`, `wait`, `compare_set`, `delete`, `count`, as torch's stores mean them.
-        Raises TimeoutError where a key does not come within the message's `seconds`."""
+        """Answer `set`, `get`, `add`, `check`, `wait` and `compare_set`, as torch's stores mean them. Raises
+        TimeoutError where a key does not come within the message's `seconds`."""
         key = message.get("key", "")
         match message["what"]:
             case "set":
@@ -208,10 +208,6 @@ class Values:
                 if now == expected or (now is None and not expected):
                     await self._set(key, wanted)
                 return {}, self._values.get(key, expected)
-            case "delete":
-                return {"value": self._values.pop(key, None) is not None}, b""
-            case "count":
-                return {"value": len(self._values)}, b""
         return {}, b""
 
     async def close(self) -> None:

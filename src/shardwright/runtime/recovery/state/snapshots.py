@@ -74,8 +74,7 @@ class Snapshots:
     def forget(self, file: str) -> None:
         self.by_file.pop(file, None)
         self._save()
-        with suppress(FileNotFoundError):
-            (self.folder / file).unlink()
+        (self.folder / file).unlink(missing_ok=True)
 
     def delete(self) -> None:
         self.by_file.clear()
@@ -105,13 +104,7 @@ class Snapshots:
     def holdings(self) -> Iterator[HeldPiece]:
         for snapshot in self.by_file.values():
             for stored in snapshot.pieces:
-                yield HeldPiece(
-                    machine=self._machine,
-                    tier=MEMORY,
-                    step=snapshot.step,
-                    generation=snapshot.generation,
-                    stored=stored,
-                )
+                yield _held(self._machine, snapshot, stored)
 
     def _save(self) -> None:
         rows = {

@@ -22,12 +22,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from shardwright.runtime.job.metrics import Row, about, keep_id, kept_id, new_id, tracked
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.wire import Channel, LostError, Message, Payload, RefusedError, Reply, connect
 from shardwright.runtime.step.engine import Engine
+from shardwright.runtime.storage.checkpoint import gathered
 
 KEEPER_GONE = 75  # exit status of a worker whose keeper is gone
 CONNECT_SECONDS = 30.0
@@ -151,8 +150,8 @@ def reporting(link: KeeperLink, message: Message, engine: Engine, settings: Sett
     if not first:
         yield None
         return
-    sends = message["rank"] == 0  # one rank to the service, the first of each machine into its folder
-    tracking = replace(settings, wandb=settings.wandb if sends else "")
+    # one rank to the service, the first of each machine into its folder
+    tracking = replace(settings, wandb=settings.wandb if message["rank"] == 0 else "")
     with tracked(tracking, about(engine.layout.plan, settings)) as track:
 
         def tell(row: Row) -> None:
@@ -167,10 +166,7 @@ def _agree_on_id(engine: Engine, settings: Settings, *, first: bool) -> None:
     if not settings.wandb:
         return
     known = kept_id(settings.out)
-    ids: list[Any] = [(known, new_id())]
-    if engine.layout.world_size > 1:
-        ids = [None] * engine.layout.world_size
-        dist.all_gather_object(ids, (known, new_id()))
+    ids = gathered(engine, (known, new_id()))
     agreed = next((kept for kept, _ in ids if kept), ids[0][1])
     if first and agreed != known:
         keep_id(settings.out, agreed)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwright.runtime.job.worker import group_of_all
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups, with_meeting
 from shardwright.runtime.recovery.wire import Message
@@ -47,7 +48,7 @@ class Sockets:
 
     def remember(self) -> None:
         """Take those that are there now and were not at the beginning."""
-        self._mine = {name: number for name, number in _open_sockets() if name not in self._before}
+        self._mine = _since(self._before)
 
     def cut(self) -> int:
         """Shut down every connection among them, and return how many. Blocked operations fail at once."""
@@ -87,10 +88,7 @@ def form(
     alarm.daemon = True
     alarm.start()
     try:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        bound = device if device.type == "cuda" else None  # NCCL then connects at once, on the right device
-        world = layout.world_size
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit, device_id=bound)
+        group_of_all(store, rank, layout.world_size, device, limit)
         groups = with_meeting(make_process_groups(layout, rank, timeout=limit))
     finally:
         alarm.cancel()
@@ -200,12 +198,6 @@ class GenerationStore(dist.Store):  # type: ignore[misc,name-defined]
     def compare_set(self, key: str, expected: Any, wanted: Any) -> bytes:
         before = base64.b64encode(_bytes(expected)).decode()
         return self._ask("compare_set", payload=_bytes(wanted), key=key, expected=before)[1]
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._ask("delete", key=key)[0]["value"])
-
-    def num_keys(self) -> int:
-        return int(self._ask("count")[0]["value"])
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._seconds = timeout.total_seconds()
