@@ -365,8 +365,10 @@ def expert_exchange(case: Case) -> Iterator[Finding]:
         return
     seconds = case.prediction.time.expert_parallel_seconds
     words = f"the exchange of tokens between {row['ep']} ranks takes {format_seconds(seconds)} of a step"
-    plans = [changed(case, [{"ep": row["ep"] // factor} for factor in (2, 4, 8) if row["ep"] % factor == 0])]
-    plans.append(with_job(case, lambda job: replace(job, options=replace(job.options, dispatcher="flex"))))
+    plans = (
+        changed(case, [{"ep": row["ep"] // factor} for factor in (2, 4, 8) if row["ep"] % factor == 0]),
+        with_job(case, lambda job: replace(job, options=replace(job.options, dispatcher="flex"))),
+    )
     able = [plan for plan in plans if plan is not None]
     best = min(able, key=lambda plan: plan.iteration_seconds, default=None)
     yield from _found(case, "expert-exchange", best, words)

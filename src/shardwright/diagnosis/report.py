@@ -194,7 +194,7 @@ def _or_blank(value: float | None) -> str:
 def diagnosis_document(result: Diagnosis, origin: Origin) -> Document:
     """Return a diagnosis as JSON data, with what is to be known of how the plan was read."""
     case, framework = result.case, result.case.plan.job.framework
-    document: Document = {
+    return {
         "diagnosis": 1,
         "verdict": result.verdict,
         "words": " ".join(part for part in (verdict_words(result), untold_words(result)) if part),
@@ -224,7 +224,6 @@ def diagnosis_document(result: Diagnosis, origin: Origin) -> Document:
         "notes": list(origin.notes),
         "not_counted": list(origin.uncounted),
     }
-    return document
 
 
 def _finding(row: Finding, plan: Plan) -> Document:

@@ -198,12 +198,8 @@ def _flops(plan: Plan, place: Place) -> float:
         flows = 0 not in units or (again > 0 and framework_has(job.framework, "transformers"))
         for number, unit in enumerate(layers):
             layer = model.layers[unit - 1]
-            every = layer_flops_per_token(model, layer, job.attended_tokens)
-            if layer.moe is not None:  # the router
-                every += 2.0 * model.hidden * layer.moe.experts
             beyond = _beyond_routed(plan, place, layer)
-            every += beyond
-            scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
+            every, scores = _forward(model, layer, job, beyond)
             total += (passes + alone) * every + (1.0 + FLASH_BACKWARD_FLOPS - passes) * scores
             if job.adapter is not None:
                 beside = adapted(model, layer, job.adapter)
@@ -230,6 +226,14 @@ def _flops(plan: Plan, place: Place) -> float:
             beyond = _beyond_routed(plan, place, model.layers[-1])
             total += model.mtp_layers * _of_prediction(model, job, recompute, beyond)
     return total * tokens / place.tensor_parallel + lengths * len(place.sizes)
+
+
+def _forward(model: Model, layer: Layer, job: Job, beyond: float) -> tuple[float, float]:
+    """Return the FLOPs a token of a layer's forward pass, with its router and what experts compute `beyond` the rows
+    that it is routed to; and those of its scores among them."""
+    scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
+    router = 2.0 * model.hidden * layer.moe.experts if layer.moe else 0.0
+    return layer_flops_per_token(model, layer, job.attended_tokens) + router + beyond, scores
 
 
 def _low_rank(matrix: Matrix, whole: int) -> float:
@@ -276,10 +280,9 @@ def _not_again(layer: Layer, job: Job, hidden: int) -> float:
 def _of_prediction(model: Model, job: Job, recompute: Recompute, beyond: float) -> float:
     """Return the FLOPs a token of a layer of multi-token prediction, which runs again where all layers do
     (Megatron-LM core_v0.19.2: transformer/multi_token_prediction.py, `_checkpointed_forward`)."""
-    layer, hidden = model.layers[-1], model.hidden
-    scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
-    every = layer_flops_per_token(model, layer, job.attended_tokens) + 4.0 * hidden * hidden
-    every += 2.0 * hidden * layer.moe.experts + beyond if layer.moe else 0.0
+    layer = model.layers[-1]
+    every, scores = _forward(model, layer, job, beyond)
+    every += 4.0 * model.hidden * model.hidden
     again = every if recompute.method == "uniform" else 0.0
     if recompute.granularity == "selective":
         again = _of_modules(model, layer, job, scores) + beyond * bool(repeats(job) & MOE)

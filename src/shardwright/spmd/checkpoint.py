@@ -25,6 +25,7 @@ from torch import Tensor
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.spec.text.reading import read_text
 from shardwright.spmd.shards import by_units, cut, from_units
 from shardwright.spmd.training import SpmdStep
@@ -131,10 +132,8 @@ def restore(step: SpmdStep, optimizer: torch.optim.Optimizer, manifest: Manifest
             ]
         except (OSError, SafetensorError) as error:
             raise bad(str(manifest.folder), f"cannot be read: {error}", "take an older checkpoint") from None
-        kinds: dict[str, list[str]] = {}
-        for key in files[0].keys():  # noqa: SIM118, a file is no mapping
-            kind, _, name = key.partition(" ")
-            kinds.setdefault(name, []).append(kind)
+        keys = (key.partition(" ") for key in files[0].keys())  # noqa: SIM118, a file is no mapping
+        kinds = grouped((name, kind) for kind, _, name in keys)
         rest = {name: files[0].get_tensor(f"{REST} {name}") for name, some in kinds.items() if REST in some}
         step.load({**{name: _whole(files, manifest, WEIGHT, name) for name in leaves}, **rest})
         for name, parameter in step.named_parameters():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cache, lru_cache
 
 import numpy as np
@@ -131,7 +131,7 @@ def figures(activity: Activity) -> RankFigures:
     scale = seconds(less(talking, computing)) / count
     exposed = sum(call.exposed_seconds for call in calls)
     if exposed > scale > 0.0:  # several at a time: each has its share of the time
-        calls = tuple(_scaled(call, scale / exposed) for call in calls)
+        calls = tuple(replace(call, exposed_seconds=call.exposed_seconds * scale / exposed) for call in calls)
     return RankFigures(
         rank=activity.rank,
         source=activity.source,
@@ -189,13 +189,6 @@ def _collectives(
             )
         )
     return tuple(sorted(calls, key=lambda call: (-call.exposed_seconds, call.kind, call.group)))
-
-
-def _scaled(call: Collective, part: float) -> Collective:
-    return Collective(
-        kind=call.kind, group=call.group, ranks=call.ranks, calls=call.calls, seconds=call.seconds,
-        hidden_seconds=call.hidden_seconds, exposed_seconds=call.exposed_seconds * part,
-    )  # fmt: skip
 
 
 def _irregularity(passes: Mapping[tuple[str, int], Sequence[float]]) -> float | None:

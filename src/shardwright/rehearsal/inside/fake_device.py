@@ -72,6 +72,10 @@ def played(question: dict[str, Any], runner: Runner) -> dict[str, Any]:
     return result | said
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
 class Stream:
     """A stream of a device that is not there: all work is done at once."""
 
@@ -96,9 +100,6 @@ class Stream:
     def record_event(self, event: Event | None = None) -> Event:
         return event or Event()
 
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        return None
-
     wait_event = wait_stream = synchronize = _nothing
 
 
@@ -113,9 +114,6 @@ class Event:
 
     def elapsed_time(self, _: Event) -> float:
         return 0.0
-
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        return None
 
     record = wait = synchronize = _nothing
 
@@ -189,10 +187,6 @@ def install(meter: Meter, gpu: dict[str, Any]) -> None:
     _install_tensors()
     _install_modules()
     install_groups()
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def _answering(value: Any) -> Any:

@@ -16,6 +16,7 @@ from shardwright.errors import SpecError, bad
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.rows import grouped
 from shardwright.runtime.layout.groups import Layout
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu, kind_of
@@ -96,17 +97,15 @@ def _matches(machine: Sequence[Seat], free: Sequence[Seat]) -> list[Seat] | None
 
 def _found(plan: Plan, reports: Sequence[DeviceReport]) -> tuple[Seat, ...]:
     """Return the machines at hand, GPUs of different types apart, in the order of their first process."""
-    types = {pool.gpu.kind for pool in plan.cluster.pools}
-    members: dict[tuple[str, str], list[int]] = {}
-    for process, report in enumerate(reports):
-        known = report.gpu if report.gpu in types and report.gpu in gpus() else None
-        members.setdefault((report.machine, known or _other(plan, report)), []).append(process)
+    members = grouped(((report.machine, _type_of(plan, report)), process) for process, report in enumerate(reports))
     return tuple(Seat(gpu=gpu, machine=machine, members=tuple(group)) for (machine, gpu), group in members.items())
 
 
-def _other(plan: Plan, report: DeviceReport) -> str:
-    """Return the type of a GPU that the plan does not name: one of its own that the catalogue does not know either, or
-    what it is called."""
+def _type_of(plan: Plan, report: DeviceReport) -> str:
+    """Return the type of a GPU: one that the plan names; of others one of its own that the catalogue does not know
+    either, or what it is called."""
+    if report.gpu in gpus() and report.gpu in {pool.gpu.kind for pool in plan.cluster.pools}:
+        return report.gpu
     described = any(pool.gpu.kind not in gpus() for pool in plan.cluster.pools)
     return OTHER if described else report.gpu or report.device
 

@@ -64,18 +64,18 @@ def summary_text(document: dict[str, Any]) -> str:
     if predicted:
         error = document["iteration_seconds"] / predicted - 1.0
         beside = f", predicted {format_seconds(predicted)} (measured is {error:+.0%})"
-    lines = [f"iteration {format_seconds(document['iteration_seconds'])}{beside}"]
-    lines.append(
-        f"{'rank':>4} {'stage':>6} {'computes':>22} {'waits for messages':>19} {'bubble':>11} {'peak memory':>24}"
-    )
-    for rank in document["ranks"]:
-        lines.append(
-            f"{rank['rank']:>4} {rank['stage']:>6} "
-            f"{_both(rank['busy_seconds'], rank['predicted_busy_seconds'], format_seconds):>22} "
-            f"{format_seconds(rank['waiting_seconds']):>19} "
-            f"{_both(rank['bubble'], rank['predicted_bubble'], '{:.0%}'.format):>11} "
-            f"{_both(rank['peak_memory_bytes'], rank['predicted_memory_bytes'], format_bytes):>24}"
-        )
+    lines = [
+        f"iteration {format_seconds(document['iteration_seconds'])}{beside}",
+        f"{'rank':>4} {'stage':>6} {'computes':>22} {'waits for messages':>19} {'bubble':>11} {'peak memory':>24}",
+    ]
+    lines += [
+        f"{rank['rank']:>4} {rank['stage']:>6} "
+        f"{_both(rank['busy_seconds'], rank['predicted_busy_seconds'], format_seconds):>22} "
+        f"{format_seconds(rank['waiting_seconds']):>19} "
+        f"{_both(rank['bubble'], rank['predicted_bubble'], '{:.0%}'.format):>11} "
+        f"{_both(rank['peak_memory_bytes'], rank['predicted_memory_bytes'], format_bytes):>24}"
+        for rank in document["ranks"]
+    ]
     return "\n".join(lines)
 
 

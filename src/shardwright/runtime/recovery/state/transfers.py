@@ -197,11 +197,10 @@ def orders_of(moves: Movement, state: SurvivingState, machines: Sequence[Machine
 
 def _ranges(moves: Movement, target: int) -> dict[int, list[Range]]:
     t = moves.plan.transfers
-    ranges: dict[int, list[Range]] = {}
-    for row in (t.target == target).nonzero()[0].tolist():
-        part = (int(t.source[row]), int(t.tier[row]), int(t.start[row]), int(t.stop[row]))
-        ranges.setdefault(int(t.shard[row]), []).append(part)
-    return ranges
+    return grouped(
+        (int(t.shard[row]), (int(t.source[row]), int(t.tier[row]), int(t.start[row]), int(t.stop[row])))
+        for row in (t.target == target).nonzero()[0].tolist()
+    )
 
 
 def _source(
