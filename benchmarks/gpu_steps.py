@@ -97,9 +97,8 @@ def own_step(plan: Plan, precision: str, device: MeasuredDevice) -> Callable[[],
 
     from shardwright.runtime.layout.groups import layout_of
     from shardwright.runtime.layout.process_groups import make_process_groups
-    from shardwright.runtime.model.blocks import layer_forward
+    from shardwright.runtime.model.blocks import compiled, layer_forward
     from shardwright.runtime.model.details import Details
-    from shardwright.runtime.model.regions import compiled
     from shardwright.runtime.state.recipe import Recipe
     from shardwright.runtime.step.engine import make_engine, train_step
 

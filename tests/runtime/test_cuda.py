@@ -28,10 +28,9 @@ from shardwright.rehearsal.trainers import question_of
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.attention import Documents, masked_attention
-from shardwright.runtime.model.blocks import layer_forward
+from shardwright.runtime.model.blocks import LayerForward, compiled, layer_forward
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
-from shardwright.runtime.model.regions import LayerForward, compiled
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.spec.job import Precision
 

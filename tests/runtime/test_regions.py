@@ -21,13 +21,12 @@ from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.attention import Documents, Scoring, alibi_slopes, documents_of, masked_attention
-from shardwright.runtime.model.blocks import layer_forward
+from shardwright.runtime.model.blocks import compiled, layer_forward
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import initial_values, seeded
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
-from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import Engine, evaluate, make_engine, run_each_kind, train_step
 from shardwright.spec.job import Precision
 from shardwright.spec.model import Model

@@ -23,10 +23,9 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.job.worker import meet
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
-from shardwright.runtime.model.blocks import layer_forward
+from shardwright.runtime.model.blocks import compiled, layer_forward
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import Initial, as_kept, beside, seeded
-from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state import buckets
 from shardwright.runtime.state.blocks import Blocks
 from shardwright.runtime.state.pieces import CutShape, StatePiece, copy_overlap, holdings_of, overlaps, parameter_shapes

@@ -37,7 +37,7 @@ UPDATE = re.compile(r"Optimizer\.step#|optimizer[-_ ]?step", re.IGNORECASE)
 DATA = re.compile(r"enumerate\(DataLoader\)|dataloader|data_iterator|get_batch|batch[-_]generator", re.IGNORECASE)
 ALLOCATE = re.compile(r"(cuda|hip)(Malloc|Free)(Async|Host)?$|cuMem(Create|Map|Unmap|Release)")
 RANK_OF_NAME = re.compile(r"rank[-_ .]?(\d+)", re.IGNORECASE)
-# What the spans of a trace of `train` are (`runtime.timing.step_trace`).
+# What the spans of a trace of `train` are (`runtime.timing.layer_profile`).
 OWN = {
     **dict.fromkeys(WORDS, COMPUTE),
     "optimizer": "optimizer",

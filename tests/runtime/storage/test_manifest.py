@@ -17,7 +17,7 @@ from shardwright.runtime.storage.checkpoint import prune
 from shardwright.runtime.storage.manifest import (
     MANIFEST,
     Manifest,
-    complete_steps,
+    checkpoints,
     manifest_text,
     model_hash,
     parse_manifest,
@@ -78,7 +78,7 @@ def test_only_whole_steps_count(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write_manifest(tmp_path / name, SAMPLE)
     (tmp_path / "step-00000012").mkdir()
-    assert [path.name for path in complete_steps(tmp_path)] == ["step-00000009", "step-00000010"]
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000009", "step-00000010"]
     assert (tmp_path / "step-00000010" / MANIFEST).exists()
 
 
@@ -104,6 +104,6 @@ def test_what_is_left_of_a_checkpoint_that_was_being_removed_is_none(
     monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: (folder / MANIFEST).unlink())  # and no further
     prune(tmp_path, 2)
     assert (
-        sorted(tmp_path.glob("step-*")) == complete_steps(tmp_path) == [step_folder(tmp_path, step) for step in (2, 3)]
+        sorted(tmp_path.glob("step-*")) == checkpoints(tmp_path) == [step_folder(tmp_path, step) for step in (2, 3)]
     )
     assert len(working_folders(tmp_path)) == 1, "which the next checkpoint clears away"

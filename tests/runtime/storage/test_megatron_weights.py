@@ -13,8 +13,7 @@ from tests.runtime.families import Config, first_of_each
 from tests.runtime.storage.megatron_core import logits, megatron_core
 
 from shardwright import Model, SpecError
-from shardwright.runtime.storage.megatron_weights import megatron_tensors, save_megatron
-from shardwright.runtime.storage.weights import open_weights
+from shardwright.runtime.storage.weights import megatron_tensors, open_weights, save_megatron
 from shardwright.spec.read.huggingface import model_of_config
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

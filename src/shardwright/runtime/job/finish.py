@@ -25,8 +25,14 @@ from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.storage.checkpoint import Saved, gathered, open_checkpoint, problems_of_all, save_checkpoint
 from shardwright.runtime.storage.manifest import Course, checkpoints, step_folder
 from shardwright.runtime.storage.weights import save_adapters, save_weights, write_config, write_index
-from shardwright.runtime.timing.layer_profile import Measured, StageTime, Stopwatch, medians, profile_document
-from shardwright.runtime.timing.step_trace import trace_of_ranks
+from shardwright.runtime.timing.layer_profile import (
+    Measured,
+    StageTime,
+    Stopwatch,
+    medians,
+    profile_document,
+    trace_of_ranks,
+)
 from shardwright.runtime.timing.summary import RankSummary, summary_document
 from shardwright.spec.model import Model
 

@@ -26,16 +26,14 @@ from shardwright.runtime.job.watchdog import SAVING, STARTING
 from shardwright.runtime.job.worker import Worker, peak_memory_bytes
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups, with_meeting
-from shardwright.runtime.model.blocks import layer_forward
+from shardwright.runtime.model.blocks import compiled, layer_forward
 from shardwright.runtime.model.initial import Initial, as_kept, beside, seeded
-from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import Engine, StepPhases, StepResult, make_engine, run_each_kind, train_step
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.storage.checkpoint import Checkpoint, open_checkpoint, restore
 from shardwright.runtime.storage.manifest import DAMAGED, GIVEN_UP, Course, checkpoints, resumable, set_aside, step_of
 from shardwright.runtime.storage.weights import from_folder, open_adapters, open_weights
-from shardwright.runtime.timing.layer_profile import Stopwatch, clock, stage_time
-from shardwright.runtime.timing.step_trace import rank_document, spans, traced
+from shardwright.runtime.timing.layer_profile import Stopwatch, clock, rank_document, spans, stage_time, traced
 
 
 @record

@@ -1,7 +1,7 @@
 """The transformer that a `Model` describes, built unit by unit, so that a rank has the units of its stages alone.
 
 * `chunk`: the forward pass through a run of units
-* `blocks`: attention and feed-forward blocks
+* `blocks`: attention and feed-forward blocks, and layers compiled
 * `gated`: the inner part of feed-forward blocks
 * `mixers`: what mixes tokens in layers without attention: Mamba, gated delta nets, lightning attention, convolutions
 * `scans`: their recurrences, chunk by chunk
@@ -13,7 +13,6 @@
 * `loss`: rows of the embedding, and cross-entropy, over a split vocabulary
 * `rotary`: rotary positions
 * `attention`: its windows, documents and scores
-* `regions`: layers compiled
 * `parameters`: names, shapes and cuts of parameters, and which are trained
 * `initial`: initial values
 * `words`: what Hugging Face calls blocks

@@ -45,7 +45,7 @@ class Chunk:
     """A run of units with this rank's parts of their parameters, by full name. `positions` are those of this rank's
     part of a sequence, `table` has their rotation. `way` brings the weights of each unit, where they are not there.
     `products` multiplies by the matrices of layers.
-    `layer` computes a layer: `layer_forward`, or what `regions.compiled` made of it. `end` is the token that ends a
+    `layer` computes a layer: `layer_forward`, or what `blocks.compiled` made of it. `end` is the token that ends a
     document, where attention stays within these."""
 
     units: tuple[int, ...]

@@ -16,14 +16,13 @@ from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, Place, expert_group
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.attention import documents_of
-from shardwright.runtime.model.blocks import layer_forward
+from shardwright.runtime.model.blocks import LayerForward, layer_forward
 from shardwright.runtime.model.chunk import Chunk, Observer, forward, loss_of, table_of, unit_forward
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.model.products import FP8, PLAIN, AdapterProducts, Later, putting_off
-from shardwright.runtime.model.regions import LayerForward
 from shardwright.runtime.state.muon import Orthogonaliser, Steps, exchanges_of, make_orthogonaliser
 from shardwright.runtime.state.optimizer import muon_steps, own_square, update, verdict_on
 from shardwright.runtime.state.recipe import UNSCALED, LossScale, Recipe
@@ -119,7 +118,7 @@ def make_engine(
 ) -> Engine:
     """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set, which has no
     frozen ones. `layer` is
-    `layer_forward`, or what `regions.compiled` made of it. Attention stays within documents where their last token
+    `layer_forward`, or what `blocks.compiled` made of it. Attention stays within documents where their last token
     `end` is given; layers are not compiled then, their attention is."""
     plan, place, dtype = layout.plan, layout.places[rank], DTYPES[precision]
     store = make_store(layout, place, dtype, device)

@@ -4,8 +4,7 @@
 * `manifest`: where every piece of a step lies, with its hash, the files of pieces, and the checkpoints in a folder, of
   any version
 * `exchange`: checkpoints to and from safetensors and torch.distributed.checkpoint
-* `weights`: weights and adapters in files of Hugging Face and PEFT
-* `megatron_weights`: weights as Megatron-LM keeps them
+* `weights`: weights and adapters in files of Hugging Face and PEFT, and weights as Megatron-LM keeps them
 * `weight_files`: which files those are in
 * `data`: token files, those behind a URL too
 * `mixture`: samples of one or several token files
