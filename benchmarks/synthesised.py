@@ -29,7 +29,7 @@ from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.graph import FREE, Graph
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.memory import alone
-from shardwright.synthesis.models.described import training_step
+from shardwright.synthesis.models.transformers import training_step
 from shardwright.synthesis.prices import seconds_of
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.synthesize import synthesize

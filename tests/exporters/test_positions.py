@@ -86,7 +86,7 @@ def test_bridge_has_fields_for_every_range_of_latent_attention() -> None:
 def test_megatron_core_makes_the_same_rotation(name: str) -> None:
     core = pytest.importorskip("megatron.core.models.common.embeddings.yarn_rotary_pos_embedding")
     torch = pytest.importorskip("torch")
-    from shardwright.runtime.model.rotary import _scaled
+    from shardwright.runtime.model.attention import _scaled
 
     model = CASES[name]
     yarn, scaling, latent = yarn_of(model), model.rotary_scaling, model.kinds[0].self_attention.latent

@@ -20,7 +20,7 @@ from shardwright import load_model
 from shardwright.spmd.check import eager
 from shardwright.spmd.trace import trace
 from shardwright.synthesis.graph import Graph, flops, product
-from shardwright.synthesis.models.described import other_than, training_step
+from shardwright.synthesis.models.transformers import other_than, training_step
 from shardwright.synthesis.rules.candidates import choices
 from shardwright.synthesis.synthesize import search
 

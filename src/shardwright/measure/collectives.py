@@ -104,21 +104,21 @@ def _call(row: CollectiveTime, where: Any, group: Any) -> Callable[[], object]:
     import torch
     import torch.distributed as dist
 
+    from shardwright.runtime.model.parallel import gather_into, reduce_scatter_into
+
     share = math.ceil(row.bytes / (ELEMENT_BYTES * row.ranks))
     whole = torch.ones(share * row.ranks, device=where)
     other = torch.empty_like(whole)
     part = torch.ones(share, device=where)
     rank = dist.get_rank()
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
     def send() -> object:
         return dist.send(whole, 1, group=group) if rank == 0 else dist.recv(whole, 0, group=group)
 
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: gather(whole, part, group=group),
-        "reduce_scatter": lambda: scatter(part, whole, group=group),
+        "all_gather": lambda: gather_into(whole, part, group=group),
+        "reduce_scatter": lambda: reduce_scatter_into(part, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
         "send": send,
     }

@@ -160,6 +160,13 @@ def _place(generation: Generation) -> tuple[int, int, tuple[str, ...]]:
 Copy = tuple[int, int]  # a copy of the model: the number of its replica in the plan, and its own among the equal ones
 
 
+def partner_of(machines: Sequence[Machine], place: int) -> Machine | None:
+    """Return which machine has a copy of what one holds alone: the next one, of another zone if there is one."""
+    others = [*machines[place + 1 :], *machines[:place]]
+    apart = [machine for machine in others if machine.zone != machines[place].zone]
+    return next(iter(apart or others), None)
+
+
 @record
 class RankSeat:
     """Where a rank runs: the machine and the number of its GPU there."""

@@ -190,8 +190,8 @@ def plan_transfers(
     local, remote = needs.take(from_memory), needs.take(from_cloud)
     fixed = Transfers.concatenated(
         [
-            _whole(sizes, local, local.machine, MEMORY),
-            _whole(sizes, remote, np.full_like(remote.machine, NOWHERE), CLOUD),
+            _beginnings(local, local.machine, MEMORY, sizes[local.shard]),
+            _beginnings(remote, np.full_like(remote.machine, NOWHERE), CLOUD, sizes[remote.shard]),
         ]
     )
     chosen, bound = _chosen(sizes, needs.take(open_needs), held_there[open_needs] == DISK, holdings, fixed, bandwidths)
@@ -266,7 +266,8 @@ def _chosen(
         start=_grain(solution.own_disk[need] + begin, whole),
         stop=_grain(solution.own_disk[need] + end, whole),
     )
-    both = Transfers.concatenated([_ranges(sizes, needs, solution.own_disk), remote])
+    own = _beginnings(needs, needs.machine, DISK, _grain(solution.own_disk, sizes[needs.shard]))
+    both = Transfers.concatenated([own, remote])
     return both.take(both.size_bytes > 0), solution.bound_seconds
 
 
@@ -300,32 +301,21 @@ class _Line:
         return np.cumsum(self.source_length * stretch[self.source_shard])
 
 
-def _ranges(sizes: Ints, needs: Needs, part: Floats) -> Transfers:
-    """Return the beginnings of the needed shards, this `part` [K] of each, from the machine's own disk."""
-    return Transfers(
-        shard=needs.shard,
-        source=needs.machine,
-        tier=np.full_like(needs.shard, DISK),
-        target=needs.machine,
-        start=np.zeros_like(needs.shard),
-        stop=_grain(part, sizes[needs.shard]),
-    )
-
-
 def _grain(part: Floats, size: Ints) -> Ints:
     """Return where a part of so many bytes ends, rounded to whole grains of the shard."""
     grains = np.round(part * size / GRAIN_BYTES).astype(np.int64) * GRAIN_BYTES
     return np.where(part >= 1.0 - 1e-9, size, np.minimum(grains, size))
 
 
-def _whole(sizes: Ints, needs: Needs, source: Ints, tier: int) -> Transfers:
+def _beginnings(needs: Needs, source: Ints, tier: int, stop: Ints) -> Transfers:
+    """Return the first `stop` bytes of each needed shard, from a tier of the machines `source`."""
     return Transfers(
         shard=needs.shard,
         source=source,
         tier=np.full_like(needs.shard, tier),
         target=needs.machine,
         start=np.zeros_like(needs.shard),
-        stop=sizes[needs.shard],
+        stop=stop,
     )
 
 

@@ -73,7 +73,6 @@ class RecoveryDecision:
 
 
 def expected_tokens(way: RecoveryOption, horizon_seconds: float) -> float:
-    """Return the useful tokens that a way is expected to give."""
     ends = [min(phase.begin_seconds, horizon_seconds) for phase in way.phases[1:]] + [horizon_seconds]
     return sum(_of_phase(phase, end - phase.begin_seconds) for phase, end in zip(way.phases, ends, strict=True))
 
@@ -89,7 +88,6 @@ def _of_phase(phase: Phase, seconds: float) -> float:
 
 
 def dollars_per_token(way: RecoveryOption, horizon_seconds: float) -> float:
-    """Return the expected dollars per useful token of a way."""
     tokens = expected_tokens(way, horizon_seconds)
     return way.dollars_per_hour * horizon_seconds / SECONDS_PER_HOUR / tokens if tokens else inf
 

@@ -4,7 +4,6 @@
 * `run`: what a run measured, step by step, what it says of its setting, and steps from the figures of lines
 * `state`: the good state of a run, apart from warm-up, evaluations, checkpoints, stragglers and stalls
 * `logs`: logs of trainers, of any length in bounded memory
-* `trainers`: how each trainer writes a step, as data
-* `mlperf`: result logs of MLPerf
+* `trainers`: how each trainer writes a step, as data, and result logs of MLPerf
 * `event_files`: scalars of TensorBoard
 """

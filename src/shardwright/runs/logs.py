@@ -15,7 +15,6 @@ import numpy as np
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.progress import tell
 from shardwright.rows import holding
-from shardwright.runs.mlperf import ResultLog, add_result
 from shardwright.runs.run import NAN, Event, EventKind, MeasuredRun, Rows, RunSetting, Timer, steps_of
 from shardwright.runs.trainers import (
     ANSI,
@@ -34,6 +33,8 @@ from shardwright.runs.trainers import (
     SPELLINGS,
     TIMER,
     Dialect,
+    ResultLog,
+    add_result,
     clock_seconds,
     elapsed_seconds,
     number,

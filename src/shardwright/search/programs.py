@@ -33,7 +33,7 @@ from shardwright.synthesis.decisions import Decisions, ParameterState, decisions
 from shardwright.synthesis.graph import COMPUTE, FEATURES, ITEM_BYTES, STATE, Graph, Sharded
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, rank_bytes
-from shardwright.synthesis.models.described import other_than, training_step
+from shardwright.synthesis.models.transformers import other_than, training_step
 from shardwright.synthesis.prices import Prices, prices, seconds_of
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.synthesize import Synthesis, best_of, written

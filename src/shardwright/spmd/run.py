@@ -139,17 +139,13 @@ def _stepped(step: SpmdStep, optimizer: torch.optim.Optimizer, task: Task, numbe
         with user_code("the task's `batches` fails"):
             batch = task.batch_of(number * course.accumulate + part)
         loss += step(batch).item() / course.accumulate
-    _divide_gradients(step, course.accumulate)
+    for parameter in step.parameters() if course.accumulate > 1 else ():
+        if parameter.grad is not None:
+            parameter.grad.div_(course.accumulate)
     if course.clip:
         step.clip_gradients(course.clip)
     optimizer.step()
     return loss
-
-
-def _divide_gradients(step: SpmdStep, parts: int) -> None:
-    for parameter in step.parameters() if parts > 1 else ():
-        if parameter.grad is not None:
-            parameter.grad.div_(parts)
 
 
 def inside_torchrun() -> bool:

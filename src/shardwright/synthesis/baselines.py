@@ -43,7 +43,6 @@ def by_rows(rule: OperatorRule, rows: int) -> bool:
 
 
 def everything(space: Decisions, costs: Prices) -> Bools:
-    """Return all rules [R]."""
     return np.ones(len(costs.compute), dtype=bool)
 
 

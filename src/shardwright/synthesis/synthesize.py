@@ -57,11 +57,6 @@ class Synthesis:
         """The time of a step in whole units."""
         return self.choice.seconds.total
 
-    @property
-    def rounding_loss(self) -> float:
-        """Relative time lost to whole units."""
-        return self.choice.seconds.total / self.exact.seconds.total - 1.0
-
 
 def synthesize(
     graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True, rules: Rules = everything
@@ -174,12 +169,10 @@ def _from(problem: ProgramProblem, several: Sequence[RankShares]) -> Iterator[tu
 def _bounded(problem: ProgramProblem, synthesis: Synthesis, *, branch: bool) -> Synthesis:
     """Return what was found, or a better choice, with the bound of all choices at its final shares: the bound that it
     came with is of the shares that the last integer program had, before they were improved and rounded."""
-    choice, costs = synthesis.choice, problem.prices(synthesis.shares)
-    branch = branch and synthesis.exact.gap <= NEAR
-    allowed = problem.rules(problem.space, costs)
-    final = best(problem.space, costs, gap=problem.gap, allowed=allowed, hint=choice.hint, branch=branch, known=choice)
+    choice, branch = synthesis.choice, branch and synthesis.exact.gap <= NEAR
+    final = problem.best(synthesis.shares, choice.hint, branch=branch, known=choice)
     if final is None:
-        bound = relaxed(problem.space, costs).bound_seconds
+        bound = relaxed(problem.space, problem.prices(synthesis.shares)).bound_seconds
         final = replace(choice, bound_seconds=min(bound, choice.seconds.total))
     return replace(synthesis, choice=final)
 
@@ -227,11 +220,13 @@ class ProgramProblem:
     def prices(self, shares: RankShares) -> Prices:
         return prices(self.space, self.net, shares, overlap=self.overlap)
 
-    def best(self, shares: RankShares, hint: Hint | None = None) -> Choice | None:
+    def best(
+        self, shares: RankShares, hint: Hint | None = None, *, branch: bool = False, known: Choice | None = None
+    ) -> Choice | None:
         """Return the best choice at some shares, None if none is found that fits."""
         costs = self.prices(shares)
         allowed = self.rules(self.space, costs)
-        return best(self.space, costs, gap=self.gap, allowed=allowed, hint=hint, branch=False)
+        return best(self.space, costs, gap=self.gap, allowed=allowed, hint=hint, branch=branch, known=known)
 
     def priced(self, choice: Choice, shares: RankShares) -> Choice:
         return replace(choice, seconds=time_of(self.space, self.prices(shares), choice.rules, choice.sent))

@@ -103,7 +103,5 @@ def test_what_is_left_of_a_checkpoint_that_was_being_removed_is_none(
         write_manifest(folder, replace(SAMPLE, step=step))
     monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: (folder / MANIFEST).unlink())  # and no further
     prune(tmp_path, 2)
-    assert (
-        sorted(tmp_path.glob("step-*")) == checkpoints(tmp_path) == [step_folder(tmp_path, step) for step in (2, 3)]
-    )
+    assert sorted(tmp_path.glob("step-*")) == checkpoints(tmp_path) == [step_folder(tmp_path, step) for step in (2, 3)]
     assert len(working_folders(tmp_path)) == 1, "which the next checkpoint clears away"

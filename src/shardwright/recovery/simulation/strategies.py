@@ -24,7 +24,7 @@ from shardwright.plans.placement import placement_of, ranks
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.recovery.outlook import Outlook, Rates, bandwidths_of
-from shardwright.recovery.quorum import Machine, fits, seated, seats, stand_ins
+from shardwright.recovery.quorum import Machine, fits, partner_of, seated, seats, stand_ins
 from shardwright.recovery.transfer import MEMORY, TIERS, Holdings, Needs, TransferPlan, plan_transfers
 from shardwright.recovery.ways import REFORM_SECONDS, NextPlan, RunPlans, Templates, choose, template_of
 
@@ -200,9 +200,9 @@ def survival(plan: Plan, seated: Sequence[Machine], there: Sequence[Machine]) ->
     grid = grid_of(plan, held)
     masks = {name: grid.cells(boxes_of) for name, boxes_of in held.items()}
     left = {machine.name for machine in there}
-    live = _any((mask for name, mask in masks.items() if name in left), len(grid.bytes))
-    copies = _copies(masks, seated)
-    copied = live | _any((mask for name, mask in copies.items() if name in left), len(grid.bytes))
+    nothing = np.zeros(len(grid.bytes), dtype=bool)
+    live = np.any([nothing, *(mask for name, mask in masks.items() if name in left)], axis=0)
+    copied = np.any([live, *(mask for name, mask in _copies(masks, seated).items() if name in left)], axis=0)
     return Survival(now=bool(live.all()), in_snapshots=bool(copied.all()))
 
 
@@ -272,15 +272,7 @@ def _copies(masks: dict[str, Bools], seated: Sequence[Machine]) -> dict[str, Boo
     copied: dict[str, Bools] = {}
     for place, machine in enumerate(order):
         lonely = masks[machine.name] & (holders == 1)
-        others = [*order[place + 1 :], *order[:place]]
-        partner = next(iter([other for other in others if other.zone != machine.zone] or others), None)
+        partner = partner_of(order, place)
         if partner is not None and lonely.any():
             copied[partner.name] = copied.get(partner.name, False) | lonely
     return copied
-
-
-def _any(masks: object, cells: int) -> Bools:
-    union = np.zeros(cells, dtype=bool)
-    for mask in masks:  # type: ignore[attr-defined]
-        union |= mask
-    return union

@@ -11,8 +11,7 @@
 * `nf4`: frozen matrices in 4 bits, and products with them
 * `parallel`: communication inside a stage, with its gradient
 * `loss`: rows of the embedding, and cross-entropy, over a split vocabulary
-* `rotary`: rotary positions
-* `attention`: its windows, documents and scores
+* `attention`: its windows, documents and scores, and rotary positions
 * `parameters`: names, shapes and cuts of parameters, and which are trained
 * `initial`: initial values
 * `words`: what Hugging Face calls blocks

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.runtime.model.attention import Documents, Scoring, attention_of, scoring_of
+from shardwright.runtime.model.attention import Documents, Scoring, Table, attention_of, rotated, scoring_of
 from shardwright.runtime.model.context import ContextGroup, attention_in_parts, recomputed_attention_in_parts
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import Apart, called, experts
@@ -28,7 +28,6 @@ from shardwright.runtime.model.gated import Activation, Weights, by_head, inner,
 from shardwright.runtime.model.mixers import mixed
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, mean_over
 from shardwright.runtime.model.products import Products, entered, in_two_steps, left, made_here
-from shardwright.runtime.model.rotary import Table, rotated
 from shardwright.spec.layer import Attention, Layer
 from shardwright.spec.model import Model
 

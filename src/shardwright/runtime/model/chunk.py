@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.plans.plan import Recompute
 from shardwright.records import record
-from shardwright.runtime.model.attention import Documents
+from shardwright.runtime.model.attention import Documents, Rotations, rotations
 from shardwright.runtime.model.blocks import ACTIVATIONS, layer_forward, norm
 from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
@@ -22,7 +22,6 @@ from shardwright.runtime.model.loss import looked_up, summed_loss
 from shardwright.runtime.model.mixers import decays_of
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, leave, own_positions
 from shardwright.runtime.model.products import PLAIN, Products, enter_linear
-from shardwright.runtime.model.rotary import Rotations, rotations
 from shardwright.spec.mixers import Lightning
 from shardwright.spec.model import Model
 

@@ -152,7 +152,8 @@ def run_step(
             if completing and not left[index]:
                 sync.last_micro_batch(index)
             if kind == WEIGHTS:
-                _add_put_off(put_off, index, micro_batch)
+                for add in put_off.pop((index, micro_batch), ()):
+                    add()
             else:
                 gradient = _backward(pipeline, index, micro_batch, message, kept, put_off, loss_scale)
                 if gradient is not None:
@@ -236,12 +237,6 @@ def _backward(
         put_off[index, micro_batch] = pipeline.later.copy()
         pipeline.later.clear()
     return None if x is None else x.grad
-
-
-def _add_put_off(put_off: dict[tuple[int, int], Later], index: int, micro_batch: int) -> None:
-    """Add the gradients of weights that a backward pass put off."""
-    for add in put_off.pop((index, micro_batch), ()):
-        add()
 
 
 def _complete(sync: GradientSync, index: int, *, last: bool) -> None:

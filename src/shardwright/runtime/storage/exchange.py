@@ -77,7 +77,7 @@ def export_weights(
 ) -> int:
     """Write the weights of a checkpoint, or of the newest of a folder, to a new folder in fp32; return its step. By
     Hugging Face's names `from_pretrained` of transformers opens it, or PEFT where there are adapters, which are then
-    all that it holds; by Megatron-LM's `--load` reads it (`weights.save_megatron`). Raises SpecError where the checkpoint is
+    all that it holds; by Megatron-LM's `--load` reads it (`save_megatron`). Raises SpecError where the checkpoint is
     not whole or not of the model, for a model that has no config, or no place there, and for adapters by Megatron's
     names."""
     if target.exists():

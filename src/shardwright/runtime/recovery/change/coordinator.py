@@ -149,7 +149,6 @@ class Coordinator:
         self._step_down(reason, None)
 
     def close(self) -> None:
-        """Coordinate no more."""
         self.closed = True
         if self._task is not asyncio.current_task():
             self._task.cancel()

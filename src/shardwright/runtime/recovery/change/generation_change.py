@@ -246,7 +246,6 @@ class GenerationChange:
         state: SurvivingState,
         scale: Any,
     ) -> None:
-        """Have every machine what it needs of a state."""
         needs = machine_needs(layout_of(plan), where, self.run.kinds, state, self.run.shapes)
         machines = (*generation.machines, *going)
         names = [machine.name for machine in machines]

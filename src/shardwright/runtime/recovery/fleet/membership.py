@@ -140,7 +140,6 @@ class Etcd:
         return _values(answer["responses"][0]["response_range"])[0]
 
     def claimed(self, run: str, number: int) -> str:
-        """Return the claim to follow a generation."""
         return _values(self._asked("range", {"key": _coded(_key(run, number))}))[0]
 
     def claims(self, run: str) -> list[int]:
@@ -234,7 +233,6 @@ class Members:
         return [self.by_name[name].machine for name in names]
 
     def close(self, reason: str) -> None:
-        """End all connections."""
         for member in list(self.by_name.values()):
             member.channel.close(reason)
 

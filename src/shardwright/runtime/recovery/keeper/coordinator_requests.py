@@ -141,10 +141,9 @@ class CoordinatorRequests:
     def _inventory(self) -> Message:
         """Say what this machine knows, to someone who asks and changes nothing."""
         generation = self.base.generation
-        machines = [asdict(machine) for machine in generation.machines]
         return {
             "generation": generation.number,
-            "machines": machines,
+            "machines": [asdict(machine) for machine in generation.machines],
             "seated": [asdict(machine) for machine in self.base.seated],
             "plan": to_document(self.base.plan),
             "held": [held_row(item) for item in self._holdings()],

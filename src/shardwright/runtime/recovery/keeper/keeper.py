@@ -140,7 +140,6 @@ class Keeper:
         return standing_data(self._standing())
 
     def _standing(self) -> Standing:
-        """Return what this machine says of itself."""
         leading = self.leading is not None and not self.leading.closed
         following = self._leads_at if self._leader is not None else None
         leader = self.options.address if leading else following

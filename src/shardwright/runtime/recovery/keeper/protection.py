@@ -11,7 +11,7 @@ from functools import partial
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
-from shardwright.recovery.quorum import Machine, RankSeat
+from shardwright.recovery.quorum import Machine, RankSeat, partner_of
 from shardwright.recovery.transfer import MEMORY
 from shardwright.runtime.job.course import RunIdentity
 from shardwright.runtime.layout.groups import layout_of
@@ -61,9 +61,7 @@ class Protection:
         self._lonely = frozenset(by_machine.get(me.name, set()) - elsewhere)
         self._share = shares_of(by_machine).get(me.name, frozenset())
         index = next((n for n, machine in enumerate(machines) if machine.name == me.name), 0)
-        others = [*machines[index + 1 :], *machines[:index]]
-        apart = [machine for machine in others if machine.zone != me.zone]
-        self._partner = next(iter(apart or others), None)
+        self._partner = partner_of(machines, index)
 
     async def copied(self, step: int) -> None:
         """Have a copy of what no other machine holds made on another one."""

@@ -142,7 +142,6 @@ class Cloud:
 
     @_as_oserror
     def claimed(self, run: str, number: int) -> str:
-        """Return the claim to follow a generation."""
         return str(self._files.cat_file(f"{self._root}/{_claim_name(run, f'{number:06d}')}").decode())
 
     @_as_oserror

@@ -199,7 +199,6 @@ class Training:
 
     @property
     def untold(self) -> Row | None:
-        """The row that is still to be told."""
         return self._untold if self.state is None else self.state.untold
 
     def report(self) -> Report:
