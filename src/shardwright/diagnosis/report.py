@@ -143,8 +143,7 @@ def _findings(result: Diagnosis, rows: list[Finding], title: str, width: int) ->
 
 
 def _records_text(result: Diagnosis, width: int) -> str:
-    framework = result.case.plan.job.framework
-    rows = [record_advice(name, framework) for name in result.records]
+    rows = [record_advice(name, result.case.plan.job.framework) for name in result.records]
     return listed("What would tell", [f"{row.what}: {row.command}" for row in rows], width) if rows else ""
 
 

@@ -179,8 +179,7 @@ def plan_transfers(
     Nothing that a machine holds is read from the cloud, though that could be sooner: it costs egress.
     """
     holdings = _best_tiers(holdings, bandwidths.machines)
-    where = _table(holdings, len(sizes), bandwidths.machines)
-    held_there = where[needs.shard, needs.machine]
+    held_there = _table(holdings, len(sizes), bandwidths.machines)[needs.shard, needs.machine]
     survives = np.isin(np.arange(len(sizes)), holdings.shard)
     held = survives[needs.shard]
     from_memory = held_there == MEMORY

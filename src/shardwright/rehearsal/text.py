@@ -17,8 +17,7 @@ WITH_MASTERS = {"state": "fp32 weights and optimizer state", "passing": f"gather
 def rehearsal_text(rehearsal: Rehearsal) -> str:
     words = TRAINERS[rehearsal.trainer].words
     title = f"One step rehearsed in the code of {words}, {counted(len(rehearsal.ranks), 'rank')}, on fake tensors"
-    blocks = [title, *(_rank_text(rank) for rank in rehearsal.ranks), _verdict(rehearsal)]
-    return "\n\n".join(blocks)
+    return "\n\n".join([title, *(_rank_text(rank) for rank in rehearsal.ranks), _verdict(rehearsal)])
 
 
 def _rank_text(rank: RankRehearsal) -> str:

@@ -205,8 +205,7 @@ def union(begin: Array, end: Array) -> Floats:
         return NOTHING
     order = np.argsort(begin, kind="stable")
     begin, reached = begin[order], np.maximum.accumulate(end[order])
-    first = np.concatenate([[True], begin[1:] > reached[:-1]])
-    starts = np.flatnonzero(first)
+    starts = np.flatnonzero(np.concatenate([[True], begin[1:] > reached[:-1]]))
     last = np.concatenate([starts[1:] - 1, [len(begin) - 1]])
     spans = np.stack([begin[starts], reached[last]], axis=1)
     return np.asarray(spans[spans[:, 1] > spans[:, 0]])

@@ -238,10 +238,8 @@ UNGATED = ("gpt", "mpt", "opt", "bert", "nemotron", "bloom", "falcon", "t5")
 def model_of(run: PublishedRun, guesses: list[Assumption]) -> Model:
     """Return the model of a run. A preset counts if its hidden size and layers are those of the run (a run of fewer
     layers, a proxy, keeps the preset's first ones). Raises SpecError where neither tells the dimensions."""
-    preset = _preset(run)
-    if preset is not None:
-        return preset
-    return _dense_or_moe(run, guesses, experts=int(run.n_experts) if run.n_experts and run.n_experts > 1 else 0)
+    experts = int(run.n_experts) if run.n_experts and run.n_experts > 1 else 0
+    return _preset(run) or _dense_or_moe(run, guesses, experts=experts)
 
 
 def _preset(run: PublishedRun) -> Model | None:
@@ -252,11 +250,9 @@ def _preset(run: PublishedRun) -> Model | None:
     model = preset_model(name) if name else None
     if model is None or not _agrees(run, model):
         model = _by_dimensions(run)
-    if model is None:
+    if model is None or int(run.layers or 0) > len(model.layers):
         return None
     layers = int(run.layers or len(model.layers))
-    if layers > len(model.layers):
-        return None
     kept = _shortened(model, layers) if run.noted.first_dense else model.layers[:layers]
     predicted = model.mtp_layers if layers == len(model.layers) else 0
     return replace(model, layers=kept, vocab=int(run.vocab or model.vocab), mtp_layers=predicted)
@@ -287,8 +283,7 @@ def _width(model: Model) -> int | None:
 
 @lru_cache
 def _moe_presets() -> tuple[Model, ...]:
-    models = (preset_model(name) for name in preset_names())
-    return tuple(model for model in models if model.has_experts)
+    return tuple(model for model in map(preset_model, preset_names()) if model.has_experts)
 
 
 def _by_dimensions(run: PublishedRun) -> Model | None:

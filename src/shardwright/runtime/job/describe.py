@@ -155,9 +155,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
         run = ranks[start:stop]
         if len(run) < FEWEST_IN_RUN:
             words += map(str, run)
-        elif run[1] - run[0] == 1:
-            words.append(f"{run[0]} to {run[-1]}")
         else:
-            words.append(f"{run[0]}, {run[1]}, … {run[-1]}")
+            words.append(f"{run[0]} to {run[-1]}" if run[1] - run[0] == 1 else f"{run[0]}, {run[1]}, … {run[-1]}")
         start = stop
     return ", ".join(words)

@@ -73,8 +73,7 @@ def language_model(dims: Transformer, *, batch: int, seq_len: int, dtype: str = 
     if dims.pre_norm:
         x = tape.norm(x, "norm", rms=dims.gated)
     logits = tape.linear(x, "head", dims.vocabulary, bias=False, weight=table if dims.tied else None)
-    flat = tape.view(logits, batch * seq_len, dims.vocabulary)
-    return tape.graph(tape.cross_entropy(flat, labels))
+    return tape.graph(tape.cross_entropy(tape.view(logits, batch * seq_len, dims.vocabulary), labels))
 
 
 def layers(tape: Tape, x: Ref, dims: Transformer) -> Ref:
