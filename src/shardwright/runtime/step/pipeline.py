@@ -9,7 +9,8 @@ Moments of a rank's work are of the process on a CPU, of the device's own queue 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -123,29 +124,20 @@ def run_step(
     """
     kept: Kept = {}
     put_off: dict[tuple[int, int], Later] = {}
-    arriving: dict[Operation, Incoming] = {}
     leaving: list[Outgoing] = []
     left = [pipeline.place.micro_batches] * len(pipeline.chunks)
     total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
-    operations, channels = pipeline.operations, pipeline.channels
     sync.begin()
-    post(channels, operations[0], arriving)
-    for number, operation in enumerate(operations):
-        kind, stage, micro_batch = operation
-        asked = moment(pipeline.device)
-        note(f"waiting for a message, {_words(operation)}")
-        message = taken(operation, arriving)
-        if number + 1 < len(operations):
-            post(channels, operations[number + 1], arriving)
-        note(f"computing, {_words(operation)}")
+    for operation, asked, message in _with_messages(pipeline, pipeline.operations, leaving, note):
         began = moment(pipeline.device)
+        kind, stage, micro_batch = operation
         index = stage // pipeline.place.depth
         if kind == FORWARD:
             out = _forward(pipeline, index, micro_batch, message, batch, kept, observe)
             if pipeline.chunks[index].head:
                 total += out.detach()
             else:
-                send(channels, operation, out.detach(), leaving)
+                send(pipeline.channels, operation, out.detach(), leaving)
         else:
             completing = kind == WEIGHTS or pipeline.later is None
             left[index] -= completing
@@ -157,40 +149,48 @@ def run_step(
             else:
                 gradient = _backward(pipeline, index, micro_batch, message, kept, put_off, loss_scale)
                 if gradient is not None:
-                    send(channels, operation, gradient, leaving)
+                    send(pipeline.channels, operation, gradient, leaving)
             if completing:
                 _complete(sync, index, last=not left[index])
         if record is not None:
             record(Event(operation=operation, asked=asked, began=began, ended=moment(pipeline.device)))
-    note("waiting until messages are sent")
-    for work, _ in leaving:
-        work.wait()
     return total
 
 
 def run_forward(pipeline: RankPipeline, batch: Batch, note: Callable[[str], None] = lambda _: None) -> torch.Tensor:
     """Run the forward passes of all micro-batches alone, in the order in which a step has them, and return the summed
     loss (zero on ranks without the head)."""
-    arriving: dict[Operation, Incoming] = {}
     leaving: list[Outgoing] = []
     total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
-    for operation in pipeline.operations:
-        if operation.kind != FORWARD:
-            continue
-        post(pipeline.channels, operation, arriving)
-        note(f"waiting for a message, {_words(operation)}")
-        message = taken(operation, arriving)
-        note(f"computing, {_words(operation)}")
+    operations = [operation for operation in pipeline.operations if operation.kind == FORWARD]
+    for operation, _, message in _with_messages(pipeline, operations, leaving, note):
         index = operation.virtual_stage // pipeline.place.depth
         out = _forward(pipeline, index, operation.micro_batch, message, batch, {}, None)
         if pipeline.chunks[index].head:
             total += out
         else:
             send(pipeline.channels, operation, out, leaving)
+    return total
+
+
+def _with_messages(
+    pipeline: RankPipeline, operations: Sequence[Operation], leaving: Sequence[Outgoing], note: Callable[[str], None]
+) -> Iterator[tuple[Operation, Moment, torch.Tensor | None]]:
+    """Yield operations, each with the moment at which its message was awaited, and the message. The receive of one is
+    posted before the one ahead of it runs. After the last, wait until all that is `leaving` has left."""
+    arriving: dict[Operation, Incoming] = {}
+    post(pipeline.channels, operations[0], arriving)
+    for operation, following in zip_longest(operations, operations[1:]):
+        asked = moment(pipeline.device)
+        note(f"waiting for a message, {_words(operation)}")
+        message = taken(operation, arriving)
+        if following is not None:
+            post(pipeline.channels, following, arriving)
+        note(f"computing, {_words(operation)}")
+        yield operation, asked, message
     note("waiting until messages are sent")
     for work, _ in leaving:
         work.wait()
-    return total
 
 
 def _forward(
