@@ -265,8 +265,8 @@ def _chosen(
         start=_grain(solution.own_disk[need] + begin, whole),
         stop=_grain(solution.own_disk[need] + end, whole),
     )
-    own = _beginnings(needs, needs.machine, DISK, _grain(solution.own_disk, sizes[needs.shard]))
-    both = Transfers.concatenated([own, remote])
+    from_disk = _beginnings(needs, needs.machine, DISK, _grain(solution.own_disk, sizes[needs.shard]))
+    both = Transfers.concatenated([from_disk, remote])
     return both.take(both.size_bytes > 0), solution.bound_seconds
 
 
