@@ -251,7 +251,7 @@ def wide_gradients(case: Case) -> Iterator[Finding]:
 
 def recomputation(case: Case) -> Iterator[Finding]:
     """Activations are computed twice that memory has room for."""
-    if ({stage.recompute.granularity for stage in case.plan.stages}) == {"none"}:
+    if {stage.recompute.granularity for stage in case.plan.stages} == {"none"}:
         return
     changes: list[Row] = [{"recompute": mode, "recompute_layers": 0} for mode in (NONE, SELECTIVE)]
     longest = max(stage.layer_count for stage in case.plan.stages)

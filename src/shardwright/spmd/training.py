@@ -122,7 +122,7 @@ class SpmdStep:
             whole = gathered(self._tensors[name].detach(), self.held(ref), value.shape, self.place, self.fabric)
             if self.place.rank == 0:
                 state[name] = whole.cpu().clone()
-        return ({key: state[name] for key, name in self._names.items() if name in state}) | self.rest
+        return {key: state[name] for key, name in self._names.items() if name in state} | self.rest
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Run forward and backward on a batch, add to each parameter's gradient, return the loss.

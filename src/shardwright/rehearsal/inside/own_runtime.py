@@ -12,9 +12,8 @@ from shardwright.rehearsal.inside.fake_device import choose_lower_right, even_li
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import ProcessGroups
-from shardwright.runtime.model.blocks import layer_forward
+from shardwright.runtime.model.blocks import compiled, layer_forward
 from shardwright.runtime.model.details import details_of
-from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state.blocks import Blocks
 from shardwright.runtime.state.recipe import METHOD_OF, Recipe
 from shardwright.runtime.step.engine import Engine, make_engine, train_step

@@ -218,7 +218,8 @@ def _batches(trainer: Any, config: Any) -> Iterator[tuple[dict[str, torch.Tensor
     shape = (rows, training.seq_len)
     while True:
         tokens, labels = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
-        yield {"input": tokens, "positions": torch.arange(training.seq_len).expand(shape)}, labels
+        positions = torch.arange(training.seq_len).expand(shape)
+        yield {"input": tokens, "positions": positions}, labels
 
 
 def take_micro_batches() -> None:

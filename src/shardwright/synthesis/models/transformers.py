@@ -58,9 +58,10 @@ def language_model(dims: Transformer, *, batch: int, seq_len: int, dtype: str = 
     Cosines and sines of rotary positions are buffers [positions, head size].
     """
     tape = Tape(dtype)
+    tokens = tape.leaf("input", "tokens", (batch, seq_len), "int64")
     labels = tape.leaf("input", "labels", (batch * seq_len,), "int64")
     table = tape.parameter("embedding.weight", dims.vocabulary, dims.hidden)
-    x = tape.embedding(tape.leaf("input", "tokens", (batch, seq_len), "int64"), table)
+    x = tape.embedding(tokens, table)
     if dims.gated:
         for word in ANGLES:
             tape.leaf("buffer", word, (seq_len, dims.head_size or dims.hidden // dims.heads))

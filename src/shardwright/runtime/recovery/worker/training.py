@@ -327,7 +327,8 @@ def _tell_untold(state: RankState, evaluation: HeldOut | None, settings: Setting
         if state.engine.layout.world_size > 1:
             dist.all_reduce(waiting)
         if waiting.item():
-            row = row and replace(row, held_out_loss=evaluation.loss(state.engine, state.note))
+            loss = evaluation.loss(state.engine, state.note)  # all ranks take part, those without a row too
+            row = row and replace(row, held_out_loss=loss)
     if tell is not None and row is not None:
         tell(row)
     state.untold = None
