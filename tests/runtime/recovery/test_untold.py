@@ -59,6 +59,26 @@ def test_the_row_of_a_step_that_was_given_up_is_not(halted: RankState) -> None:
     assert told(halted) == []
 
 
+def test_a_rank_without_the_row_takes_part_in_its_held_out_loss(
+    halted: RankState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank has to: the loss is a sum over all of them, and another rank has the row."""
+    losses: list[float] = []
+
+    def loss(*_: Any) -> float:
+        losses.append(3.0)
+        return losses[-1]
+
+    evaluation: Any = SimpleNamespace(due=lambda *_: True, loss=loss)
+    settings: Any = SimpleNamespace(steps=9)
+    pipeline = SimpleNamespace(device=torch.device("cpu"))
+    engine: Any = SimpleNamespace(layout=SimpleNamespace(world_size=2), pipeline=pipeline)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda waiting: waiting.add_(1.0))
+    halted.engine, halted.untold = engine, None
+    training._tell_untold(halted, evaluation, settings, None)
+    assert losses == [3.0]
+
+
 def test_a_row_that_is_being_told_as_a_generation_ends_is_not_told_in_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
