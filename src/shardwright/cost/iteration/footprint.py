@@ -298,7 +298,7 @@ def fixed_bytes(
         gradients=state.gradients + last + open_gradients,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),
-        head=np.maximum(head, units.summing),
+        head=np.maximum(head, units.summing - released[:, 0]),
         reference=np.where(reference > 0.0, reference + before_logits, 0.0),
         first=units.first + open_weights[:, 0],
         passing=np.where(cut & facts.head_alone, state.gathered + last + open_weights + open_gradients - released, 0.0),
