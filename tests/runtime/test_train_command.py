@@ -60,7 +60,7 @@ def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
         (["--profile", "p.json", "--steps", 1], "add 1 to --steps"),
         (["--accept-change", "data"], "--accept-change: needs --resume"),
         *(
-            ([f"--{what}", name], "is no name of a token file")
+            ([f"--{what}", name], "is no name of a token file" if name else "is empty")
             for what in ("data", "eval-data")
             for name in ("", ".", "/")
         ),
