@@ -23,7 +23,7 @@ COMMANDS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
         0,
         (
             "90% or more: LoRA, 8-bit weights; QLoRA",
-            "May fit or not: LoRA, recomputation (86%)",
+            "May fit or not: LoRA, recomputation (87%)",
             "What would make the rest fit",
             "Next",
         ),

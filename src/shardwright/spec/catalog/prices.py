@@ -69,12 +69,12 @@ def select_prices(
     if provider is not None:
         known = {row.provider for row in _shipped()} | {row.provider for row in rows}
         if provider.casefold() not in {name.casefold() for name in known}:
-            raise bad("`provider=`", f"no prices of provider {shown(provider)}", suggestion(provider, known))
+            raise bad("provider", f"no prices of provider {shown(provider)}", suggestion(provider, known))
         rows = [row for row in rows if row.provider.casefold() == provider.casefold()]
     if region is not None:
         known = {row.region for row in _shipped()} | {row.region for row in rows}
         if region.casefold() not in {name.casefold() for name in known}:
-            raise bad("`region=`", f"no prices in region {shown(region)}", suggestion(region, known))
+            raise bad("region", f"no prices in region {shown(region)}", suggestion(region, known))
         rows = [row for row in rows if row.region.casefold() == region.casefold()]
     return tuple(rows)
 
