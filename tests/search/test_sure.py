@@ -75,7 +75,7 @@ def test_where_nothing_is_sure_enough_the_best_odds_are_told(hours: float) -> No
 
 @pytest.mark.parametrize("sure", [0.0, 1.0, -1.0, float("nan")])
 def test_what_is_no_probability_is_refused(sure: float) -> None:
-    with pytest.raises(SpecError, match="over 0 and under 1|nan is no number"):
+    with pytest.raises(SpecError, match=r"over 0 and under 1|nan is no number"):
         planned(job(deadline_hours=100.0), sure)
 
 
