@@ -15,8 +15,8 @@ from shardwright.cost.compute.operators import Shard
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.activations import Activations, layer_activation_bytes, tower_kept_bytes
+from shardwright.cost.memory.ends import logit_bytes
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import logit_bytes
 from shardwright.cost.pipeline.schedule import FORWARD, interleaved
 from shardwright.cost.strategies import Strategies, stage_row, strategies
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage

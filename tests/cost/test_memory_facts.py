@@ -15,13 +15,9 @@ from shardwright.cost.context import layer_rows
 from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.footprint import footprint
 from shardwright.cost.memory.activations import layer_activation_bytes
+from shardwright.cost.memory.ends import logit_bytes
 from shardwright.cost.memory.facts import fit_probability, headroom, memory_facts, shipped_facts, trial
-from shardwright.cost.memory.sizes import (
-    least_state_bytes,
-    logit_bytes,
-    reserved_bytes,
-    room_for_tensors,
-)
+from shardwright.cost.memory.sizes import least_state_bytes, reserved_bytes, room_for_tensors
 from shardwright.cost.strategies import ZERO1, ZERO2, ZERO3, boundaries, strategies
 from shardwright.spec.adapter import ATTENTION, Adapter
 from shardwright.spec.catalog.frameworks import framework_names

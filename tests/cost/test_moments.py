@@ -9,8 +9,9 @@ import pytest
 from tests.cost.samples import context, llama, mixtral, pool, row
 
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint, least_bytes
+from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint
 from shardwright.cost.iteration.gathers import moved_in_passes
+from shardwright.cost.iteration.room import least_bytes
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, UNSHARDED, ZERO2, ZERO3, boundaries, strategies
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Framework, Job

@@ -21,7 +21,7 @@ from shardwright.cost.frameworks.optimizer import (
 from shardwright.cost.iteration.footprint import Footprint, footprint
 from shardwright.cost.iteration.step import optimizer_seconds
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.sizes import logit_bytes
+from shardwright.cost.memory.ends import logit_bytes
 from shardwright.cost.strategies import UNIFORM, UNSHARDED, ZERO3, strategies
 from shardwright.errors import SpecError
 from shardwright.spec.adapter import Adapter

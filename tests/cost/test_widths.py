@@ -23,7 +23,8 @@ from shardwright.cost.iteration.step import (
     transfers,
 )
 from shardwright.cost.memory.activations import Activations, layer_activation_bytes
-from shardwright.cost.memory.sizes import gradient_bytes, logit_bytes, trained_share
+from shardwright.cost.memory.ends import logit_bytes
+from shardwright.cost.memory.sizes import gradient_bytes, trained_share
 from shardwright.cost.stage.exact import of_pipelines
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.adapter import Adapter

@@ -34,8 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardwright.cost.memory.activations import layer_activation_bytes
+from shardwright.cost.memory.ends import head_bytes
 from shardwright.cost.memory.facts import memory_facts, trial
-from shardwright.cost.memory.sizes import head_bytes
 from shardwright.runtime.model.chunk import forward
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import TensorGroup

@@ -4,7 +4,8 @@
 * `gathers`: how often weights are gathered and gradients summed
 * `batch`: seconds for rows of equal pipeline shape, and the verdict on any rows
 * `orthogonalisation`: what Muon adds to the update
-* `footprint`: peak memory of every rank, and the recomputation that fits
+* `footprint`: peak memory of every rank
+* `room`: bounds of that, and the least recomputation that fits
 * `mixed`: the exact iteration of any plan
 * `layered/`: the iteration of uneven FSDP
 * `replica_time`: what an iteration takes, replica by replica

@@ -1,4 +1,4 @@
-"""Peak memory of every pipeline rank of every strategy, and how much recomputation a strategy needs to fit.
+"""Peak memory of every pipeline rank of every strategy.
 
 Rank i holds its weights, gradients and optimizer state, the activations of the micro-batches in flight there, and
 the larger of one layer's working set and (on the last rank) the logits. Arrays are [N, P].
@@ -6,7 +6,6 @@ the larger of one layer's working set and (on the last rank) the logits. Arrays 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -17,10 +16,17 @@ from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
+from shardwright.cost.layers.table import running_sums
 from shardwright.cost.memory.backward import norm_backward_bytes
+from shardwright.cost.memory.ends import (
+    released_head_bytes,
+    scored_head_bytes,
+    tied_unit_bytes,
+    whole_answers,
+    whole_units,
+)
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.kept import autocast_bytes
-from shardwright.cost.memory.scored import scored_head_bytes
 from shardwright.cost.memory.sizes import (
     SINGLE,
     HeldParameters,
@@ -29,33 +35,23 @@ from shardwright.cost.memory.sizes import (
     elsewhere,
     gathered_bytes,
     gradient_bytes,
-    head_bytes,
-    least_optimizer_bytes,
-    least_state_bytes,
     reference_pass_bytes,
-    released_head_bytes,
     reserved_bytes,
-    room_for_tensors,
     state_bytes,
-    tied_unit_bytes,
     under_autocast,
     weight_bytes,
-    whole_answers,
-    whole_units,
 )
 from shardwright.cost.pipeline.in_flight import live_at_end, most_live
 from shardwright.cost.stage.exact import (
-    fewest_layers,
     in_host_bytes,
     kept_bytes,
     last_kept_bytes,
-    leanest_group,
     live_bytes,
     of_pipelines,
     per_rank,
 )
-from shardwright.cost.stage.terms import AGAIN, WHOLE
-from shardwright.cost.strategies import BLOCK, UNIFORM, UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
+from shardwright.cost.stage.terms import STATES
+from shardwright.cost.strategies import UNIFORM, UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
@@ -68,8 +64,6 @@ P2P_BUFFERS = 4  # documented
 # its gradient until the next one is sent, or of interleaved stages an input and a gradient that have come ahead.
 # Those of `train` are what it sent last, and what comes next (runtime/step/{pipeline,channels}.py).
 HELD_MESSAGES = 2  # documented
-
-ROUNDING = 1e-9  # numeric
 
 
 @record
@@ -191,25 +185,35 @@ def kept_activations(context: Context, rows: Strategies, shards: LayerRows, star
     if memory_facts(context.job.framework).stage_buffers:
         kept = kept + shards.table.boundary[shards.row][:, None] * _outputs_beyond_inputs(context.job, kept.shape[1])
     kept[:, -1] += shards.table.before_logits[shards.row] * _put_off(context.job, rows, count)
-    kept = kept + _autocast(context, rows)[0][:, None] * np.diff(starts, axis=1) / context.layer_count
+    if (copies := _autocast_copies(context, rows)) is not None:
+        of_all = replace(stages, row=np.zeros_like(stages.row))
+        modes = rows.recompute[:, None], rows.recompute_layers[:, None]
+        kept = kept + copies.elements[:, None] * kept_bytes(copies.kept, of_all, *modes)
     kept = np.maximum(kept, 0.0)  # what layers do not keep before all adapters is the embedding's, which may be alone
     return np.asarray(per_rank(kept, int(rows.vpp[0])))
 
 
-def _autocast(context: Context, rows: Strategies) -> tuple[Floats, Floats]:
-    """Return what a micro-batch leaves, and what lives beside that while a layer runs backward, beyond the formulas
-    where weights are whole and some in fp32 (`autocast_bytes`), [N] each, of all layers."""
-    job, layers = context.job, context.layer_count
-    wide = under_autocast(job) or (memory_facts(job.framework).buckets and job.adapters)
-    elements = rows.micro_batch * job.sample_tokens / rows.cp * context.model.hidden * (rows.sharding == UNSHARDED)
-    uniform, block = rows.recompute == UNIFORM, rows.recompute == BLOCK
-    again = np.where(uniform, layers, np.where(block, np.minimum(rows.recompute_layers, layers), 0))
-    inputs = np.where(uniform, -(-layers // np.maximum(rows.recompute_layers, 1)), again)
-    together = np.where(uniform, np.minimum(rows.recompute_layers, layers), again > 0)
-    state = (SINGLE - widths_of(job).saved) * (not job.adapters)  # of the input of a layer, and of the ends
-    apiece = autocast_bytes(context.model, job)
-    kept = apiece * (layers - again) + state * (inputs + 2.0)
-    return wide * elements * kept, wide * elements * apiece * together
+@record
+class _Copies:
+    """Bytes for each of the `elements` [N] of a hidden state of rows: `kept` running sums by state [1, 3, L + 3], and
+    those of the largest layer that runs again, `group` [1], as layer tables have them."""
+
+    elements: Floats
+    kept: Floats
+    group: Floats
+
+
+def _autocast_copies(context: Context, rows: Strategies) -> _Copies | None:
+    """Return what autocast keeps beyond the formulas where weights are whole and some in fp32 (`autocast_bytes`); None
+    where none are. Beside masters the inputs of layers that run again, and the ends, are in fp32."""
+    job, model, whole = context.job, context.model, rows.sharding == UNSHARDED
+    if not whole.any() or not (under_autocast(job) or (memory_facts(job.framework).buckets and job.adapters)):
+        return None
+    layers = np.array([autocast_bytes(model, layer, job) for layer in model.layers])
+    wide = (SINGLE - widths_of(job).saved) * (not job.adapters)
+    by_state = np.stack([np.pad(part, 1, constant_values=wide) for part in (layers, layers, 0.0 * layers + wide)])
+    elements = rows.micro_batch * job.sample_tokens / rows.cp * model.hidden * whole
+    return _Copies(elements=elements, kept=running_sums(by_state[None]), group=layers.max(keepdims=True))
 
 
 def _put_off(job: Job, rows: Strategies, count: Ints) -> Bools:
@@ -237,7 +241,9 @@ def working_set(context: Context, rows: Strategies, shards: LayerRows, starts: I
     table, longest = shards.table, per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).max(axis=1)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
     live = live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
-    live = live + _autocast(context, rows)[1][:, None]
+    if (copies := _autocast_copies(context, rows)) is not None:
+        none, of_all = np.zeros((1, STATES)), np.zeros_like(shards.row[:, None])
+        live = live + copies.elements[:, None] * live_bytes(none, copies.group, of_all, mode, count, longest)
     return np.where(has_layers(context.model, rows, starts), live, 0.0)
 
 
@@ -271,9 +277,7 @@ def fixed_bytes(
     table, alone = model.token_table_parameters, model.token_table_parameters * (not model.tied_embeddings)
     shares = np.where(rows.sharding == UNSHARDED, 1, ranks)
     parts = (gradient_bytes(job) * part / shares for part in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
-    beside = (last - released) * (
-        not facts.by_unit
-    )  # what comes with the last layer is not there beside the first ones
+    beside = (last - released) * (not facts.by_unit)  # comes with the last layer, and is not beside the first ones
     late_parts = [
         np.minimum(late, part[:, None]) + more for part, more in zip(parts, (0.0, beside, beside), strict=True)
     ]
@@ -388,7 +392,7 @@ def footprint(
         working = working + fixed.waiting * shards.table.halfway[shards.row][:, None]
         working = np.maximum(working, fixed.closing - _last_kept(context, rows, shards, starts))
     values = kept_activations(context, rows, shards, starts, fixed.micro_batches)
-    kept = _most_kept(context.job, rows, values, fixed.micro_batches)
+    kept = most_kept(context.job, rows, values, fixed.micro_batches)
     per_layer = kept / context.layer_count
     later = (
         np.minimum(fixed.late_first - per_layer, fixed.late_second - min(2.0, context.layer_count) * per_layer)
@@ -458,11 +462,11 @@ def _chunk_after_chunk(
     moments = weights + gradients + kept + working[:, None]
     moments[:, -1, -1] += np.maximum(fixed.head - working[:, -1], 0.0)
     whole = weights[:, -1] + gradients[:, 0] + beside
-    once = _all_at_once(job, rows) & (rows.sharding == UNSHARDED)
+    once = all_at_once(job, rows) & (rows.sharding == UNSHARDED)
     return np.where(once[:, None], np.maximum(whole - moments.max(axis=1), 0.0), 0.0)
 
 
-def _all_at_once(job: Job, rows: Layouts) -> Bools:
+def all_at_once(job: Job, rows: Layouts) -> Bools:
     """Return whether all micro-batches go through each chunk at once where weights come and go with these, [N]: by the
     time that all gradients of a rank are there, no more than its first chunk's weights are."""
     few = (rows.vpp > 1) & (micro_batches(job, rows) <= rows.pp)
@@ -476,10 +480,10 @@ def host_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: In
     stages = of_pipelines(shards.row, starts, context.layer_count)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
     inputs = per_rank(in_host_bytes(shards.table.offloaded, stages, mode, count), int(rows.vpp[0]))
-    return np.asarray(fixed.in_host + _most_kept(context.job, rows, np.asarray(inputs), fixed.micro_batches))
+    return np.asarray(fixed.in_host + most_kept(context.job, rows, np.asarray(inputs), fixed.micro_batches))
 
 
-def _most_kept(job: Job, rows: Strategies, values: Floats, count: Ints) -> Floats:
+def most_kept(job: Job, rows: Strategies, values: Floats, count: Ints) -> Floats:
     """Return the most that ranks keep, [N, P], where a micro-batch leaves `values` [N, v, P] on each virtual stage. A
     micro-batch whose gradients of weights are not computed keeps as much as before its backward pass: the inputs of
     products, and instead of all else the gradients of their outputs, of the same sizes. Where an exchange runs beside
@@ -503,130 +507,3 @@ def _kept_at_end(job: Job, rows: Strategies, values: Floats, count: Ints, *, las
         held = values[:, :, -1 if last else 0]
         kept = np.minimum(kept + held.max(axis=1), held.sum(axis=1) * count)
     return kept
-
-
-def least_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Floats:
-    """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
-    the logits."""
-    working = shards.table.live[shards.row, WHOLE][:, None] * has_layers(context.model, rows, starts)
-    working[:, -1] = np.maximum(working[:, -1], fixed.head - (fixed.passing + fixed.late)[:, -1])
-    missing = np.maximum(fixed.late_first, fixed.late_second) + fixed.resharded
-    gradients = fixed.gradients - np.minimum(fixed.late, missing)
-    weights = np.where(_all_at_once(context.job, rows)[:, None], 0.0, fixed.weights)
-    tensors = weights + gradients + fixed.optimizer + fixed.buffers + working
-    return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
-
-
-def floor_bytes(
-    context: Context, rows: Layouts, dense: Floats, expert: Floats, working: Floats, offloads: Iterable[float]
-) -> Floats:
-    """Return bytes that every strategy of a layout which fits its host needs on its fullest GPU, [N], infinite where
-    none does: the states of the mean rank under the most sharding, with one of the parts `offloads` of the optimizer's
-    in host memory, and the working set of a layer, or the logits of the last rank. `dense` and `expert` are parameters
-    of the whole model as one GPU of each stage has them."""
-    model, job = context.model, context.job
-    tied = model.token_table_parameters / rows.tp * model.tied_embeddings
-    dense, expert = dense / rows.pp - tied * (rows.pp == 1), expert / rows.pp
-    ranks = rows.dp * rows.cp
-    copies = np.where(expert > 0, rows.tp * ranks // (rows.ep * rows.etp), 1)
-    counts = np.arange(1, max(int(ranks.max(initial=1)), int(copies.max(initial=1))) + 1)  # far fewer than rows
-    staying = not memory_facts(job.framework).freed
-    whole, cut = (
-        least_state_bytes(model, job, counts, np.full(len(counts), alone), gradients=staying) for alone in (False, True)
-    )
-    least = np.where(rows.pp == 1, (cut[ranks - 1], cut[copies - 1]), (whole[ranks - 1], whole[copies - 1]))
-    held = dense * least[0] + expert * least[1] - weight_bytes(job) * (dense + expert) * _all_at_once(job, rows)
-    updated = dense - tied / rows.pp * (rows.pp > 1)  # of a tied embedding both ends together may have one state
-    optimizer = np.full(len(rows), np.inf)
-    for part in offloads:
-        on_gpu, in_host = (
-            updated * least[ranks - 1] + expert * least[copies - 1]
-            for least in least_optimizer_bytes(model, job, counts, part)
-        )
-        fits_host = in_host <= context.pool.host_memory_bytes_per_gpu
-        optimizer = np.where(fits_host, np.minimum(optimizer, on_gpu), optimizer)
-    able = np.isfinite(optimizer)
-    held = held + np.where(able, optimizer, 0.0)
-    tensors = np.maximum(held + working, head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp))
-    return np.where(able, tensors + reserved_bytes(job, tensors), np.inf)
-
-
-def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floats, expert: Floats) -> Floats:
-    """Return the bytes that ranks of so many parameters, [R, N], have at most for kept activations: under the most
-    sharding and offload, with gradients in place of activations."""
-    table, row, job = shards.table, shards.row, context.job
-    groups, everything = data_parallel(context, rows), rows.pp == 1
-    state = [
-        least_state_bytes(context.model, job, group.size, everything, gradients=False)
-        for group in (groups.dense, groups.expert)
-    ]
-    room = room_for_tensors(job, context.memory_limit_bytes)
-    room = room - table.live[row, WHOLE] - least_message_buffers(job, table.boundary[row], rows.pp > 1)
-    room = room - table.dummies[row] * ~everything  # which sharded weights have not
-    held = state[0] * dense + state[1] * expert
-    return np.asarray(room - held + weight_bytes(job) * (dense + expert) * _all_at_once(job, rows))
-
-
-def fits(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Bools:
-    """Return whether every rank stays within the GPU's memory and its share of the machine's, [N]."""
-    peak = footprint(context, rows, shards, starts, fixed)
-    return np.asarray(context.holds(peak.total, peak.in_host).all(axis=1))
-
-
-def fewest_recomputed_layers(
-    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed
-) -> tuple[Ints, Bools]:
-    """Return, for each row, the least --recompute-num-layers with which method `block` fits the GPU, and whether it
-    fits the host too, where more of them take more."""
-
-    def on_gpu(count: Ints) -> Bools:
-        peak = footprint(context, replace(rows, recompute_layers=count), shards, starts, fixed)
-        return np.asarray((peak.total <= context.memory_limit_bytes).all(axis=1))
-
-    count, able = fewest_layers(np.diff(starts, axis=1).max(axis=1), on_gpu)
-    taken = host_bytes(context, replace(rows, recompute_layers=count), shards, starts, fixed)
-    return count, np.asarray(able & context.holds(0.0, taken).all(axis=1))
-
-
-def leanest_groups(
-    context: Context,
-    rows: Strategies,
-    shards: LayerRows,
-    starts: Ints,
-    fixed: Fixed,
-    most: float,
-    needed: Callable[[Footprint], Floats],
-) -> tuple[Ints, Bools]:
-    """Return, for each row, the --recompute-num-layers with which method `uniform` has the least `needed` bytes, and
-    whether these are finite with at most `most` on a GPU. Its time does not depend on the number; of inputs that go to
-    the host larger groups keep fewer. Layers of multi-token prediction run again alone."""
-    size, able = np.ones(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
-    places = np.flatnonzero(_groups_floor(context, rows, shards, starts, fixed) <= most)
-    if not len(places):
-        return size, able
-    rows, shards, starts = rows.take(places), replace(shards, row=shards.row[places]), starts[places]
-    fixed = fixed.take(places)
-
-    def of_groups(size: Ints) -> Floats:
-        peak = footprint(context, replace(rows, recompute_layers=size), shards, starts, fixed)
-        return np.where(peak.total.max(axis=1) <= most, needed(peak), np.inf)
-
-    size[places], least = leanest_group(np.diff(starts, axis=1), bool(context.model.mtp_layers), of_groups)
-    able[places] = np.isfinite(least)
-    return size, able
-
-
-def _groups_floor(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Floats:
-    """Return bytes that the fullest rank needs under method `uniform` in groups of any size, [N]. Of F bytes that are
-    kept where each layer is a group, groups of g keep F / g or more, beside g layers that run again together."""
-    table, row = shards.table, shards.row
-    longest = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)[:, None]
-    group, alone = table.group[row][:, None], replace(rows, recompute_layers=np.ones(len(rows), dtype=np.int64))
-    values = kept_activations(context, alone, shards, starts, fixed.micro_batches)
-    kept = _most_kept(context.job, rows, values, fixed.micro_batches)
-    if memory_facts(context.job.framework).stage_buffers:  # what is kept less than inputs is so whatever the groups
-        kept = 0.0 * kept
-    size = np.clip(np.sqrt(kept / np.maximum(group, 1.0)), 1.0, longest)
-    activations = np.maximum(kept / size + group * size + table.live[row, AGAIN][:, None], fixed.closing)
-    tensors = fixed.weights + fixed.gradients - fixed.late + fixed.optimizer + fixed.buffers + activations
-    return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1)) * (1.0 - ROUNDING)

@@ -21,7 +21,8 @@ from shardwright.cost.frameworks.optimizer import update_width
 from shardwright.cost.frameworks.overheads import UPDATE_EFFICIENCY, Overheads
 from shardwright.cost.layers.source import Basis, LayerSource, layer_source
 from shardwright.cost.layers.table import LayerTable, layer_table, running_sums
-from shardwright.cost.memory.sizes import head_bytes, weight_bytes
+from shardwright.cost.memory.ends import head_bytes
+from shardwright.cost.memory.sizes import weight_bytes
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes, between_machines, inside_machine, with_curves
 from shardwright.cost.stage.terms import AGAIN, LEAN, WHOLE

@@ -28,6 +28,7 @@ from shardwright.cost.memory.backward import (
     norm_bytes,
     unmerged_bytes,
 )
+from shardwright.cost.memory.ends import keeps_head_input
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.kept import (
     attention_bytes,
@@ -47,7 +48,6 @@ from shardwright.cost.memory.kept import (
     shared_bytes,
     streams_bytes,
 )
-from shardwright.cost.memory.sizes import keeps_head_input
 from shardwright.records import record
 from shardwright.spec.adapter import adapted
 from shardwright.spec.catalog.frameworks import OWN, framework_has

@@ -65,27 +65,19 @@ def norm_copies(model: Model, job: Job) -> float:
     return unit * (inputs + (0.0 if not weighed else 2.0 if model.norm_form else 1.0))
 
 
-def autocast_bytes(model: Model, job: Job) -> float:
-    """Return the bytes that a layer keeps beyond the formulas for each element of the hidden state, on average, where
-    autocast makes products of 16 bits, not FSDP: each product beside fp32 weights has a copy of its input of its own
-    (PyTorch 2.13, aten/src/ATen/autocast_mode.cpp: the cache is of weights alone), that of attention's result beside
-    the result. PEFT's adapters take such copies, too, unless they are beside quantised matrices (peft 0.21,
-    tuners/lora/{layer,bnb}.py). Where all weights are in fp32 the state is, too, and so is what a norm takes in or has
-    before its weights."""
-    if job.adapter is not None and job.adapter.quantised:
-        return 0.0
-    total = 0.0
-    for kind, times in Counter(model.kind_of_layer).items():
-        layer = model.kinds[kind]
-        if job.adapter is not None:
-            beside = Counter(_INPUTS.get(matrix.target) for matrix in adapted(model, layer, job.adapter))
-            copies = sum(max(beside[place] - 1, 0) for place in ("attention", "feed-forward"))
-            total += times * 2.0 * (copies + beside["result"])
-            continue
-        apart = layer.attention is not None and layer.attention.latent is None and not model.fused_qkv
-        gated = layer.mlp is not None and layer.mlp.gated
-        total += times * 2.0 * (layer.norms + 2.0 * apart + gated)
-    return total / len(model.layers)
+def autocast_bytes(model: Model, layer: Layer, job: Job) -> float:
+    """Return the bytes that a layer keeps beyond the formulas for each element of the hidden state where autocast makes
+    products of 16 bits, not FSDP: each product beside fp32 weights has a copy of its input of its own (PyTorch 2.13,
+    aten/src/ATen/autocast_mode.cpp: the cache is of weights alone), that of attention's result beside the result.
+    PEFT's adapters take such copies, too, unless they are beside quantised matrices (peft 0.21, tuners/lora/{layer,bnb}
+    .py). Where all weights are in fp32 the state is, too, and so is what a norm takes in or has before its weights."""
+    if job.adapter is not None:
+        beside = Counter(_INPUTS.get(matrix.target) for matrix in adapted(model, layer, job.adapter))
+        copies = sum(max(beside[place] - 1, 0) for place in ("attention", "feed-forward"))
+        return 0.0 if job.adapter.quantised else 2.0 * (copies + beside["result"])
+    apart = layer.attention is not None and layer.attention.latent is None and not model.fused_qkv
+    gated = layer.mlp is not None and layer.mlp.gated
+    return 2.0 * (layer.norms + 2.0 * apart + gated)
 
 
 def value_norm_copies(job: Job) -> float:

@@ -18,15 +18,8 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
-from shardwright.cost.iteration.footprint import (
-    Fixed,
-    Footprint,
-    fewest_recomputed_layers,
-    fits,
-    fixed_bytes,
-    leanest_groups,
-    least_bytes,
-)
+from shardwright.cost.iteration.footprint import Fixed, Footprint, fixed_bytes
+from shardwright.cost.iteration.room import fewest_recomputed_layers, fits, leanest_groups, least_bytes
 from shardwright.cost.strategies import (
     BLOCK,
     NONE,

@@ -15,9 +15,9 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, bits_of, packed
 from shardwright.cost.context import Context, LayerRows, ShardIndex
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import floor_bytes, most_room
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
+from shardwright.cost.iteration.room import floor_bytes, most_room
 from shardwright.cost.iteration.step import (
     BUCKET_SHARE,
     StageTimes,

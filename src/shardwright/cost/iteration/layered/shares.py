@@ -17,14 +17,8 @@ import numpy as np
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint
-from shardwright.cost.memory.sizes import (
-    HeldParameters,
-    StateSplit,
-    copied_bytes,
-    head_passes,
-    reserved_bytes,
-    state_bytes,
-)
+from shardwright.cost.memory.ends import head_passes
+from shardwright.cost.memory.sizes import HeldParameters, StateSplit, copied_bytes, reserved_bytes, state_bytes
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.terms import AGAIN, REST
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3, Strategies, strategies

@@ -17,17 +17,16 @@ from shardwright.cost.iteration.footprint import embedded_again, least_message_b
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.layers.table import running_sums
+from shardwright.cost.memory.ends import head_bytes, whole_units
 from shardwright.cost.memory.sizes import (
     StateSplit,
     copied_bytes,
     elsewhere,
     gathered_bytes,
-    head_bytes,
     parameter_bytes,
     room_for_tensors,
     summed_bytes,
     trained_share,
-    whole_units,
 )
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
