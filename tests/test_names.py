@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 CODE = (ROOT / "src" / "shardwright", ROOT / "tools")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # How many functions bind the name: when one becomes fewer, write the lower figure here. None may rise.
-MOST = {"found": 45, "one": 7, "each": 7, "own": 8, "these": 0, "told": 2, "those": 0}
+MOST = {"found": 42, "one": 6, "each": 7, "own": 6, "these": 0, "told": 2, "those": 0}
 
 
 def binders(source: str) -> Counter[str]:

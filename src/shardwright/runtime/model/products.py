@@ -280,15 +280,15 @@ def gathering(x: Scaled, tensor: TensorGroup, after: torch.Tensor | None = None)
 
 def product(x: Scaled, matrix: Scaled, dtype: torch.dtype) -> torch.Tensor:
     """Return `x` [m, k] times the transpose of `matrix` [n, k]: both in the order that tensor cores read."""
-    one = functional.ScalingType.TensorWise
+    whole_tensor = functional.ScalingType.TensorWise
     return functional.scaled_mm(
-        x.values, matrix.values.t(), x.scale, one, matrix.scale, one, output_dtype=dtype
+        x.values, matrix.values.t(), x.scale, whole_tensor, matrix.scale, whole_tensor, output_dtype=dtype
     )  # fmt: skip
 
 
 def _enter(x: torch.Tensor, matrices: Sequence[Matrix], tensor: TensorGroup) -> tuple[torch.Tensor, ...]:
-    found = _apply(x, tensor, WHOLE, [weight for weight, _ in matrices])
-    return tuple(y if bias is None else y + bias for y, (_, bias) in zip(found, matrices, strict=True))
+    products = _apply(x, tensor, WHOLE, [weight for weight, _ in matrices])
+    return tuple(y if bias is None else y + bias for y, (_, bias) in zip(products, matrices, strict=True))
 
 
 def _leave(x: torch.Tensor, weight: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
@@ -312,11 +312,11 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, before: TensorGroup, after: TensorGroup, *weights: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        own = scaled(x, torch.float8_e4m3fn, before)
+        part = scaled(x, torch.float8_e4m3fn, before)
         ctx.before, ctx.after, ctx.shape = before, after, x.shape
         trained = any(ctx.needs_input_grad[3:])
-        ctx.save_for_backward(*((own.values, own.scale) if trained else (None, None)), *weights)
-        whole = gathered(own, before)
+        ctx.save_for_backward(*((part.values, part.scale) if trained else (None, None)), *weights)
+        whole = gathered(part, before)
         products = [product(whole.rows, scaled(weight, torch.float8_e4m3fn), x.dtype) for weight in weights]
         return tuple(summed(y.view(*whole.values.shape[:-1], -1), after) for y in products)
 
@@ -335,5 +335,5 @@ class _Linear(torch.autograd.Function):
         if arriving is None:
             return leaving(), None, None, *[None] * len(weights)
         inputs = arriving().rows.transposed
-        found = [product(row.transposed, inputs, gradients[0].dtype) for row in rows]
-        return leaving(), None, None, *found
+        of_weights = [product(row.transposed, inputs, gradients[0].dtype) for row in rows]
+        return leaving(), None, None, *of_weights

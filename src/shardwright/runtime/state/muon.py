@@ -101,11 +101,11 @@ def _matrices(layout: Layout, buckets: Sequence[Bucket], ranks: tuple[int, ...])
     targets: dict[str, list[Fragment]] = {name: [] for name in shapes}
     for bucket in buckets:
         for rank, part in zip(bucket.ranks, bucket.parts, strict=True):
-            own = part if layout.plan.optimizer.distributed else (0, bucket.elements)
-            for found, (start, stop) in ((sources, part), (targets, own)):
+            span = part if layout.plan.optimizer.distributed else (0, bucket.elements)
+            for side, (start, stop) in ((sources, part), (targets, span)):
                 for held in holdings_of(bucket, start, stop, vocab, UPDATE):
-                    if held.piece.parameter in shapes and (held.counted or found is targets):
-                        found[held.piece.parameter].append(Fragment(rank=rank, bucket=bucket, holding=held))
+                    if held.piece.parameter in shapes and (held.counted or side is targets):
+                        side[held.piece.parameter].append(Fragment(rank=rank, bucket=bucket, holding=held))
     owners = _owners(shapes, ranks)
     return tuple(
         Matrix(name=name, shape=shape, owner=owners[name], sources=tuple(sources[name]), targets=tuple(targets[name]))
