@@ -14,11 +14,13 @@ from shardwright import Ranking, SpecError, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.learned.links import HOST_RATES
+from shardwright.cost.learned.links import HOST_RATES, slower_when_whole
 from shardwright.cost.network.collectives import Fabric, Group, exchange_seconds, gather_seconds, rack_seconds
+from shardwright.plans.findings import NotCovered
 from shardwright.search.planner import plan
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.read.cluster import build_cluster, load_cluster
 
@@ -140,3 +142,19 @@ def test_a_7b_on_eight_3090s_is_no_faster_than_its_products() -> None:
     assert found is not None and found.mfu < 0.6
     assert found.interval[1] / found.interval[0] > 1.6
     assert all(stage.tensor_parallel == 1 for stage in best.stages)
+
+
+@pytest.mark.parametrize("name", sorted(gpus()))
+def test_machines_whose_parts_would_be_faster_are_known(name: str) -> None:
+    """Of every card, in machines of 1 to 8: a smaller one has faster links exactly where that is said."""
+    pools = [load_cluster(f"1x{count}x{name}").pools[0] for count in range(1, 9)]
+    rates = [default_efficiency().fabric(pool).intra_bytes_per_second for pool in pools]
+    for count, pool in enumerate(pools):
+        assert slower_when_whole(pool) == (max(rates[: count + 1]) > 1.001 * rates[count])
+
+
+def test_a_proof_does_not_cover_parts_of_machines_that_would_be_faster() -> None:
+    job = make_job(global_batch=21, seq_len=1000, framework="fsdp")
+    for cluster, left_out in (("1x5xL40S", True), ("1x2xL40S", False), ("1x8xH100-SXM", False)):
+        ranking = plan(load_model("llama-3.2-1b"), load_cluster(cluster), job, top=1)
+        assert (NotCovered.PARTS_OF_MACHINES in ranking.search.not_covered) == left_out

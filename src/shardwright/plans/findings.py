@@ -75,6 +75,7 @@ class NotCovered(Enum):
     UNEQUAL_DEPTHS_OVER_SITES = "replicas of unequal depth over several sites"
     SPREAD_TENSOR_PARALLEL = "tensor-parallel groups wider than a NVLink domain"
     IDLE_GPUS_OF_MACHINES = "tensor-parallel groups that leave GPUs of a machine idle"
+    PARTS_OF_MACHINES = "fewer GPUs of a machine whose rings go through the host"
     OTHER_MIXES = "three offers, or one GPU type on several markets"
 
 

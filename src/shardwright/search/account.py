@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.cost.context import Context
+from shardwright.cost.learned.links import slower_when_whole
 from shardwright.cost.strategies import ZERO2, ZERO3
 from shardwright.plans.abilities import computes_weights_apart, makers
 from shardwright.plans.findings import (
@@ -49,6 +50,8 @@ def left_out(
         lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
         if lacks:
             yield MixedPlans(lacks, Mixing.UNEQUAL if mixed else Mixing.PIPELINES if uneven else Mixing.ANY)
+    if any(slower_when_whole(context.pool) for context in contexts):
+        yield NotCovered.PARTS_OF_MACHINES
     yield from mixed.outcome.not_covered if mixed else ()
     pinned = space.pins.get("tp")
     if any(pinned is None or tp in pinned for context in contexts for tp in idling_degrees(context)):

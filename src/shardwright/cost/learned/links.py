@@ -82,6 +82,11 @@ def through_host(pool: NodePool) -> float:
     return next((rate for gpus, rate in HOST_RATES if pool.domain_gpus <= gpus), HOST_RATES[-1][1])
 
 
+def slower_when_whole(pool: NodePool) -> bool:
+    """Return whether fewer GPUs of a machine would go through the host at another rate than all, which counts here."""
+    return through_host(pool) < HOST_RATES[0][1]
+
+
 def fit_of(fits: LinkFits, pool: NodePool) -> LinkFit:
     """Return the fit of the pool's architecture, or that of its kind of link."""
     kind = link_kind(pool)
