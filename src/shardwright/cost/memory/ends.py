@@ -208,7 +208,7 @@ def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: In
     """Return the bytes of the output projection that is gathered while the logits are there, [N], which under ZeRO-2 is
     among whole weights. Before the backward pass the buffer of its gather is there too, unless it is the embedding,
     gathered long before; in it, the gradient of fp32 logits beside these. What losses over log-probabilities
-    have is apart (`cost.memory.scored`)."""
+    have is apart (`scored_head_bytes`)."""
     if not memory_facts(job.framework).freed or job.loss == "tiled" or whole_answers(job):
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
