@@ -54,8 +54,7 @@ FIXED = {
     findings.NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: "unequal replicas on one GPU type",
     findings.NotCovered.SPREAD_TENSOR_PARALLEL: "tensor-parallel groups wider than a NVLink domain or machine",
     findings.NotCovered.IDLE_GPUS_OF_MACHINES: "tensor-parallel groups that leave GPUs of a machine idle",
-    findings.NotCovered.PARTS_OF_MACHINES: "fewer GPUs of a machine whose rings go through the host: they are priced "
-    "as slow as all, and as few in a smaller machine (--cluster) are faster",
+    findings.NotCovered.PARTS_OF_MACHINES: "fewer GPUs of a machine, faster than priced (try a smaller --cluster)",
     findings.NotCovered.OTHER_SPLITS: "layers uneven between the ends, or far from even at an end, on one GPU type",
     findings.NotCovered.UNEQUAL_DEPTHS_OVER_SITES: "replicas of unequal depth over several sites",
     findings.NotCovered.OTHER_MIXES: "mixes of three offers and more, or of one GPU type on several markets",
