@@ -50,7 +50,7 @@ def left_out(
         lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
         if lacks:
             yield MixedPlans(lacks, Mixing.UNEQUAL if mixed else Mixing.PIPELINES if uneven else Mixing.ANY)
-    if any(slower_when_whole(context.pool) for context in contexts):
+    if len(contexts) > 1 and any(slower_when_whole(context.pool) for context in contexts):
         yield NotCovered.PARTS_OF_MACHINES
     yield from mixed.outcome.not_covered if mixed else ()
     pinned = space.pins.get("tp")

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
+from shardwright.cost.compute.flops import job_flops
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import contexts_together
 from shardwright.cost.learned import default_efficiency
+from shardwright.cost.learned.links import faster_parts, in_use
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
@@ -28,7 +30,7 @@ from shardwright.plans.trainable import own_job_problems, own_problems, untraina
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import stopped, within
 from shardwright.search.account import left_out, report_of
-from shardwright.search.kinds import EXPORTABLE, Asked, OneType, search_type
+from shardwright.search.kinds import EXPORTABLE, Asked, OneType, largest_pools, search_type
 from shardwright.search.nearby import fewer_machines, nearby
 from shardwright.search.objective import INDIFFERENCE, require_fit, require_indifference
 from shardwright.search.ranked import (
@@ -111,9 +113,48 @@ def plan(
         longest=longest,
     )
     base = without_site(efficiency)
-    rankings = [_plan(model, variant, asked, top, exportable_to, base) for variant in jobs_of(job, space.options)]
+    rankings = [_with_parts(model, variant, asked, top, exportable_to, base) for variant in jobs_of(job, space.options)]
     ranking = best_of(rankings, top)
     return _on_site(ranking, efficiency) if isinstance(efficiency, Calibrated) else ranking
+
+
+def _with_parts(
+    model: Model, job: Job, asked: Asked, top: int, exportable_to: str | None, efficiency: Efficiency | None
+) -> Ranking:
+    """Return the best plans of a job whose options are settled, those on part of a machine by themselves where that has
+    faster links than the whole: their seconds are those of the part."""
+    whole = _plan(model, job, asked, top, exportable_to, efficiency)
+    longest = asked.longest
+    if whole.plans and job.objective == "time":
+        longest = min(longest, whole.best.iteration_seconds * (1.0 + asked.indifference))
+    contexts = largest_pools(contexts_for(model, asked.cluster, job, asked.fit, efficiency))
+    parts = [part for context in contexts for part in faster_parts(context.pool)]
+    least = job_flops(model, job) / longest  # FLOPs per second
+    parts = [part for part in parts if part.gpus * peak_flops(part.gpu, job.precision) > least]
+    if not parts or whole.search.interrupted:
+        return whole
+    rankings = [whole]
+    for part in parts:
+        alone = replace(asked, cluster=Cluster(pools=(part,)), longest=longest)
+        rankings.append(_plan(model, job, alone, top, exportable_to, efficiency))
+    there = partial(_on_cluster, cluster=asked.cluster, efficiency=efficiency)
+    best = best_of([_each_plan(ranking, there) for ranking in rankings], top)
+    return replace(
+        best,
+        baselines=whole.baselines,
+        kinds=whole.kinds,
+        search=replace(best.search, not_covered=whole.search.not_covered),
+    )
+
+
+def _on_cluster(plan: Plan, cluster: Cluster, efficiency: Efficiency | None) -> Plan:
+    """Return a plan on machines that are a part of `cluster`, on `cluster`; where it has a part of a machine, at the
+    speed of that."""
+    pools = [pool for pool in cluster.pools if pool.gpu.name in plan.gpus_by_type]
+    if plan.cluster == cluster and all(in_use(pool, plan.gpus) == pool for pool in pools):
+        return plan
+    there = predict(replace(plan, cluster=cluster), efficiency=efficiency)
+    return with_bound(there, plan.predicted.lower_bound_seconds)
 
 
 def _plan(
@@ -200,6 +241,12 @@ def _on_site(ranking: Ranking, efficiency: Calibrated) -> Ranking:
         bound, effect = plan.predicted.lower_bound_seconds, there.predicted.site
         return there if bound is None or effect is None else with_bound(there, bound * effect.factor)
 
+    return replace(_each_plan(ranking, moved), search=replace(ranking.search, lower_bound_dollars=None))
+
+
+def _each_plan(ranking: Ranking, moved: Callable[[Plan], Plan]) -> Ranking:
+    """Return a ranking with all of its plans `moved`."""
+
     def of_rule(item: Baseline) -> Baseline:
         return item if item.plan is None else replace(item, plan=moved(item.plan))
 
@@ -210,7 +257,6 @@ def _on_site(ranking: Ranking, efficiency: Calibrated) -> Ranking:
         baselines=tuple(map(of_rule, ranking.baselines)),
         kinds=tuple(map(of_rule, ranking.kinds)),
         passed_over=None if beside is None else replace(beside, plan=moved(beside.plan)),
-        search=replace(ranking.search, lower_bound_dollars=None),
     )
 
 

@@ -160,7 +160,7 @@ def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:
     if len(rankings) == 1:
         return rankings[0]
     indifference = rankings[0].search.indifference
-    plans = [plan for ranking in rankings for plan in ranking.plans]
+    plans = list(dict.fromkeys(plan for ranking in rankings for plan in ranking.plans))
     every = [*plans, *(ranking.passed_over.plan for ranking in rankings if ranking.passed_over)]
     plans = in_order(plans, min(map(_value, every), default=np.inf), indifference)
     first = next((ranking for ranking in rankings if plans and plans[0] in ranking.plans), rankings[0])

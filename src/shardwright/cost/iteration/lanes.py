@@ -11,10 +11,12 @@ from shardwright.arrays import Array, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context, LayerRows, layer_rows, shard_index, sharding_of
 from shardwright.cost.frameworks.overheads import Calibration
+from shardwright.cost.learned.links import in_use
 from shardwright.cost.strategies import Strategies, row_of, stage_row, stage_starts, strategies
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan, Stage
 from shardwright.records import record
+from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job, dispatcher_of
 
 Known = dict[tuple[object, ...], LayerRows]  # layer tables by GPU type and sharding
@@ -61,26 +63,32 @@ class _Members:
 def contexts_of(
     plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None, *, made: Sequence[Context] = ()
 ) -> dict[str, Context]:
-    """Return the context of each GPU type that the plan uses, on the largest pool of it: one of those `made` before,
+    """Return the context of each GPU type that the plan uses, on the largest pool of it, or on the part of a machine
+    that a plan on one type has: one of those `made` before,
     with its layer tables, where it differs in headroom alone. Contexts with measured layers are never reused: some may
     lack times."""
-    found: dict[str, Context] = {}
-    job, together = _with_one_dispatcher(plan), _in_one_machine(plan)
+    pools: dict[str, NodePool] = {}
     for pool in plan.cluster.pools:
         name = pool.gpu.name
-        if name in plan.gpus_by_type and (name not in found or pool.gpus > found[name].pool.gpus):
-            given = calibration.of(plan.job.framework, pool.gpu) if calibration else None
-            new = Context(
-                model=plan.model,
-                pool=pool,
-                job=job,
-                efficiency=efficiency,
-                measured_overheads=given,
-                one_machine=together,
-            )
-            alike = (old for old in made if not old.source.only and replace(old, headroom=new.headroom) == new)
-            found[name] = next(alike, new)
-    return found
+        if name in plan.gpus_by_type and (name not in pools or pool.gpus > pools[name].gpus):
+            pools[name] = pool
+    if len(pools) == 1:
+        pools = {name: in_use(pool, plan.gpus) for name, pool in pools.items()}
+    job, together = _with_one_dispatcher(plan), _in_one_machine(plan)
+    contexts: dict[str, Context] = {}
+    for name, pool in pools.items():
+        given = calibration.of(plan.job.framework, pool.gpu) if calibration else None
+        new = Context(
+            model=plan.model,
+            pool=pool,
+            job=job,
+            efficiency=efficiency,
+            measured_overheads=given,
+            one_machine=together,
+        )
+        alike = (old for old in made if not old.source.only and replace(old, headroom=new.headroom) == new)
+        contexts[name] = next(alike, new)
+    return contexts
 
 
 def contexts_together(plans: Sequence[Plan], efficiency: Efficiency) -> list[dict[str, Context]]:

@@ -8,7 +8,7 @@ has the one of networks. Both are fitted by `python -m tools.refit operators`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from math import inf
 
@@ -83,8 +83,23 @@ def through_host(pool: NodePool) -> float:
 
 
 def slower_when_whole(pool: NodePool) -> bool:
-    """Return whether fewer GPUs of a machine would go through the host at another rate than all, which counts here."""
+    """Return whether fewer GPUs of a machine would go through the host at another rate than all."""
     return through_host(pool) < HOST_RATES[0][1]
+
+
+def in_use(pool: NodePool, gpus: int) -> NodePool:
+    """Return the machines as a plan on `gpus` of them alone finds them: one machine of so many where part of one is
+    faster than the whole."""
+    if gpus >= pool.gpus_per_node or pool.mixed or not slower_when_whole(pool):
+        return pool
+    memory = pool.host_memory_bytes_per_gpu * gpus
+    return replace(pool, nodes=1, gpus_per_node=gpus, domain_gpus=gpus, host_memory_bytes=memory)
+
+
+def faster_parts(pool: NodePool) -> tuple[NodePool, ...]:
+    """Return the largest part of a machine at each rate that is above the rate of the whole machine."""
+    parts = (in_use(pool, gpus) for gpus, rate in HOST_RATES if rate > through_host(pool))
+    return tuple(part for part in parts if part != pool)
 
 
 def fit_of(fits: LinkFits, pool: NodePool) -> LinkFit:
