@@ -15,7 +15,8 @@ from tests.nightly import nightly
 
 from shardwright import Job, Model, SpecError, load_cluster, load_model, make_job
 from shardwright.cost.context import layer_rows
-from shardwright.cost.iteration.footprint import Footprint, footprint, held_parameters
+from shardwright.cost.iteration.footprint import Footprint, footprint
+from shardwright.cost.iteration.moments import held_parameters
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.sizes import StateSplit, parameter_bytes

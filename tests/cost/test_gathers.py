@@ -13,8 +13,8 @@ from shardwright import load_model
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration import step
-from shardwright.cost.iteration.footprint import held_parameters
 from shardwright.cost.iteration.gathers import micro_batches
+from shardwright.cost.iteration.moments import held_parameters
 from shardwright.cost.stage.exact import of_pipelines
 from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Strategies, boundaries, strategies
 from shardwright.spec.job import Job

@@ -14,8 +14,9 @@ from tests.search.problems import Problem, problems, some_candidates
 
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.batch import evaluate
-from shardwright.cost.iteration.footprint import footprint, held_parameters, kept_activations
+from shardwright.cost.iteration.footprint import footprint, kept_activations
 from shardwright.cost.iteration.gathers import micro_batches
+from shardwright.cost.iteration.moments import held_parameters
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import least_state_bytes

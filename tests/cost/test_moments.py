@@ -9,8 +9,9 @@ import pytest
 from tests.cost.samples import context, llama, mixtral, pool, row
 
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint
+from shardwright.cost.iteration.footprint import Footprint, footprint
 from shardwright.cost.iteration.gathers import moved_in_passes
+from shardwright.cost.iteration.moments import LAST_LAYER, LOGITS, fixed_bytes
 from shardwright.cost.iteration.room import least_bytes
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, UNSHARDED, ZERO2, ZERO3, boundaries, strategies
 from shardwright.spec.adapter import Adapter
@@ -45,7 +46,7 @@ def test_what_the_head_kept_is_gone_while_a_layer_runs_backward() -> None:
     inputs, live = 8 * 2 * TOKENS * HIDDEN, float(table.live[0, 2] + table.group[0])
     assert found.activations[0, 0] == pytest.approx(inputs + live + 2 * HIDDEN * WIDTH)
     assert table.before_logits[0] == pytest.approx(8 * TOKENS * HIDDEN)
-    assert fixed_bytes(where, rows, shards, starts).head[0] > table.before_logits[0]
+    assert fixed_bytes(where, rows, shards, starts).moments[0, LOGITS, -1] > table.before_logits[0]
 
 
 @pytest.mark.parametrize("adapter", [None, Adapter(rank=16)])
@@ -68,7 +69,8 @@ def test_the_unit_of_a_tied_embedding_is_whole_while_layers_run_backward(
     whole = table if sharding == ZERO3 else 0.0
     assert one.weights[0, 0] - two.weights[0, 0] == pytest.approx(whole - shards)
     sums = 2.0 * table / 8 if adapter is None else 0.0  # in fp32
-    assert one.gradients[0, 0] - two.gradients[0, 0] == pytest.approx(-sums)
+    running = [fixed.gradients[0, 0] + fixed.moments[0, LAST_LAYER, 0] for fixed in both]
+    assert running[0] - running[1] == pytest.approx(-sums)
 
 
 @pytest.mark.parametrize("sharding", [ZERO2, ZERO3])
@@ -82,7 +84,7 @@ def test_beside_tiles_of_logits_are_their_gradients_and_a_layer_that_comes(
     where = context(llama(8, HIDDEN, 8, 8, WIDTH, 1 << 17), pool(1, 8), job)
     rows = strategies([row(where, flash=True, dp=8, sharding=sharding)])
     starts = boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
-    found = fixed_bytes(where, rows, layer_rows(where, rows), starts).head[0]
+    found = fixed_bytes(where, rows, layer_rows(where, rows), starts).moments[0, LOGITS, -1]
     projection, layer = HIDDEN * (1 << 17), 2.0 * (4 * HIDDEN**2 + 3 * HIDDEN * WIDTH + 2 * HIDDEN)
     gathered = (2.0 * projection + layer) * (sharding == ZERO3)
     if adapter is None:
@@ -104,7 +106,7 @@ def test_whole_logits_of_answers_are_three_in_16_bits(loss: str, adapter: Adapte
     where = context(llama(8, HIDDEN, 8, 8, WIDTH, vocab), pool(1, 8), job)
     rows = strategies([row(where, flash=True, dp=8, sharding=ZERO3)])
     starts = boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
-    found = fixed_bytes(where, rows, layer_rows(where, rows), starts).head[0]
+    found = fixed_bytes(where, rows, layer_rows(where, rows), starts).moments[0, LOGITS, -1]
     kept = 8 if adapter is None else 4
     pair = 2 * TOKENS
     assert found == pytest.approx(6.0 * pair * vocab + 2.0 * HIDDEN * vocab + kept * pair * HIDDEN)

@@ -11,7 +11,7 @@ from tests.cost.samples import context, llama, mixtral, pool, row
 from shardwright.cost.compute.efficiency import SATURATED
 from shardwright.cost.compute.orthogonalisation import orthogonalisation_flops, work_of
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.footprint import held_parameters, states
+from shardwright.cost.iteration.moments import held_parameters, states
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds, running_product_seconds
 from shardwright.cost.memory.sizes import HeldParameters
 from shardwright.cost.network.collectives import exchange_seconds, group

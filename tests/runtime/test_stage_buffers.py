@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwright.cost.iteration.footprint import message_buffers
+from shardwright.cost.iteration.moments import message_buffers
 from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.strategies import strategies
 from shardwright.spec.job import Job

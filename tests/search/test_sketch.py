@@ -18,7 +18,7 @@ from shardwright import Job, Space
 from shardwright.arrays import places_by_value
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import Verdict, bound_seconds, bounded, evaluate, exact_seconds, iteration
-from shardwright.cost.iteration.footprint import fixed_bytes, held_parameters
+from shardwright.cost.iteration.moments import fixed_bytes, held_parameters
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.room import fits
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds

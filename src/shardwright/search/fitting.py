@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.footprint import fixed_bytes
+from shardwright.cost.iteration.moments import fixed_bytes
 from shardwright.cost.iteration.room import fewest_recomputed_layers, fits
 from shardwright.cost.strategies import BLOCK, row_of, stage_starts
 from shardwright.plans.findings import BlockRecomputation, Change, Remedy, SmallerMicroBatch

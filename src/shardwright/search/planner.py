@@ -131,7 +131,8 @@ def _with_parts(
     parts = [part for context in contexts for part in faster_parts(context.pool)]
     least = job_flops(model, job) / longest  # FLOPs per second
     parts = [part for part in parts if part.gpus * peak_flops(part.gpu, job.precision) > least]
-    if not parts or whole.search.interrupted:
+    alike = not whole.plans and job.deadline_hours is None and job.budget_dollars is None and longest == np.inf
+    if not parts or whole.search.interrupted or alike:  # what does not fit the whole fits no part
         return whole
     rankings = [whole]
     for part in parts:

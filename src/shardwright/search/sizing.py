@@ -17,7 +17,8 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint
+from shardwright.cost.iteration.footprint import Footprint, footprint
+from shardwright.cost.iteration.moments import fixed_bytes
 from shardwright.cost.memory.facts import fit_probability, headroom, memory_facts
 from shardwright.cost.strategies import NONE, SHARDING, UNIFORM, boundaries, settled, strategies
 from shardwright.errors import bad, reject

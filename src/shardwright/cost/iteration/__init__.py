@@ -4,7 +4,8 @@
 * `gathers`: how often weights are gathered and gradients summed
 * `batch`: seconds for rows of equal pipeline shape, and the verdict on any rows
 * `orthogonalisation`: what Muon adds to the update
-* `footprint`: peak memory of every rank
+* `moments`: when a rank may be fullest, and what it has then
+* `footprint`: its peak memory, of these the fullest
 * `room`: bounds of that, and the least recomputation that fits
 * `mixed`: the exact iteration of any plan
 * `layered/`: the iteration of uneven FSDP

@@ -10,8 +10,9 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints, bits_of, distinct, packed, places_by_value
 from shardwright.cost.context import Context, LayerRows, ShardIndex, shard_index
-from shardwright.cost.iteration.footprint import footprint, held_parameters
+from shardwright.cost.iteration.footprint import footprint
 from shardwright.cost.iteration.gathers import micro_batches
+from shardwright.cost.iteration.moments import held_parameters
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import (
     StageTimes,

@@ -22,7 +22,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.iteration.batch import beside_transfers
-from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint, held_parameters
+from shardwright.cost.iteration.footprint import Footprint, footprint
 from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
 from shardwright.cost.iteration.links import (
     Contexts,
@@ -32,6 +32,7 @@ from shardwright.cost.iteration.links import (
     tied_seconds_between,
     unit_delays,
 )
+from shardwright.cost.iteration.moments import fixed_bytes, held_parameters
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.places import Places, copied_parameters, places_of
 from shardwright.cost.iteration.replica_time import Mixed as Mixed

@@ -9,17 +9,8 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
-from shardwright.cost.iteration.footprint import (
-    Fixed,
-    Footprint,
-    all_at_once,
-    footprint,
-    has_layers,
-    host_bytes,
-    kept_activations,
-    least_message_buffers,
-    most_kept,
-)
+from shardwright.cost.iteration.footprint import Footprint, footprint, host_bytes, kept_activations, most_kept
+from shardwright.cost.iteration.moments import LAST_LAYER, RUNS, Fixed, all_at_once, has_layers, least_message_buffers
 from shardwright.cost.iteration.step import data_parallel
 from shardwright.cost.memory.ends import head_bytes
 from shardwright.cost.memory.facts import memory_facts
@@ -38,14 +29,12 @@ ROUNDING = 1e-9  # numeric
 
 
 def least_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Floats:
-    """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
-    the logits."""
+    """Return what the fullest rank needs whatever is recomputed, [N]: what is there at each moment beside activations,
+    and the least working set of a layer."""
     working = shards.table.live[shards.row, WHOLE][:, None] * has_layers(context.model, rows, starts)
-    working[:, -1] = np.maximum(working[:, -1], fixed.head - (fixed.passing + fixed.late)[:, -1])
-    missing = np.maximum(fixed.late_first, fixed.late_second) + fixed.resharded
-    gradients = fixed.gradients - np.minimum(fixed.late, missing)
-    weights = np.where(all_at_once(context.job, rows)[:, None], 0.0, fixed.weights)
-    tensors = weights + gradients + fixed.optimizer + fixed.buffers + working
+    least = (fixed.moments + working[:, None] * RUNS).max(axis=1)
+    gone = np.where(all_at_once(context.job, rows)[:, None], fixed.weights, 0.0)
+    tensors = fixed.always - gone + least
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
 
@@ -160,5 +149,5 @@ def _groups_floor(context: Context, rows: Strategies, shards: LayerRows, starts:
         kept = 0.0 * kept
     size = np.clip(np.sqrt(kept / np.maximum(group, 1.0)), 1.0, longest)
     activations = np.maximum(kept / size + group * size + table.live[row, AGAIN][:, None], fixed.closing)
-    tensors = fixed.weights + fixed.gradients - fixed.late + fixed.optimizer + fixed.buffers + activations
+    tensors = fixed.always + fixed.moments[:, LAST_LAYER] + activations
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1)) * (1.0 - ROUNDING)

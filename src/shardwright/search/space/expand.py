@@ -18,7 +18,8 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
-from shardwright.cost.iteration.footprint import Fixed, Footprint, fixed_bytes
+from shardwright.cost.iteration.footprint import Footprint
+from shardwright.cost.iteration.moments import Fixed, fixed_bytes
 from shardwright.cost.iteration.room import fewest_recomputed_layers, fits, leanest_groups, least_bytes
 from shardwright.cost.strategies import (
     BLOCK,

@@ -14,7 +14,8 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints, bits_of, least_enough, packed
 from shardwright.cost.context import Context, LayerRows, shard_index
-from shardwright.cost.iteration.footprint import Fixed, Footprint, fixed_bytes, footprint, host_bytes
+from shardwright.cost.iteration.footprint import Footprint, footprint, host_bytes
+from shardwright.cost.iteration.moments import Fixed, fixed_bytes
 from shardwright.cost.iteration.room import fewest_recomputed_layers, leanest_groups, least_bytes
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Strategies
 from shardwright.records import record

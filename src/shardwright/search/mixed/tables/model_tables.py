@@ -13,7 +13,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import embedded_again, least_message_buffers, staying_bytes
+from shardwright.cost.iteration.moments import embedded_again, least_message_buffers, staying_bytes
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.layers.table import running_sums
