@@ -13,14 +13,15 @@ from shardwright import load_model
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration import step
-from shardwright.cost.iteration.gathers import micro_batches
+from shardwright.cost.iteration.gathers import micro_batches, summed_beside
 from shardwright.cost.iteration.moments import held_parameters
 from shardwright.cost.stage.exact import of_pipelines
-from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Strategies, boundaries, strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, boundaries, strategies
+from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Job
 from shardwright.spec.options import Options
 
-FRAMEWORKS = ("fsdp", "torchtitan", "deepspeed", "megatron", "train")
+FRAMEWORKS = ("fsdp", "torchtitan", "deepspeed", "megatron", "train", "nanotron")
 SEQUENCE = 128
 NORMS = 0.002  # which tensor parallelism does not cut
 
@@ -46,7 +47,8 @@ def passes(framework: str, sharding: int, count: int, *, tied: bool, last: bool)
     """Return how often a trainer gathers the embedding, its layers and its head in a step of `count` micro-batches, a
     tied projection as part of the embedding, and how often it sums gradients. FSDP2 and torchtitan have both ends of a
     tied table in one unit, which goes through a pass whole; torchtitan frees it between the passes."""
-    sums = count if sharding >= ZERO2 and not last else 1 if sharding else 2
+    once = 2 if framework == "nanotron" and sharding == ZERO1 else 1  # of which all ranks have the sum
+    sums = count if sharding >= ZERO2 and not last else once if sharding else 2
     if sharding < ZERO2 or (sharding == ZERO2 and framework not in ("fsdp", "torchtitan")):
         return (float(sharding > 0),) * 3, sums
     if sharding == ZERO2:
@@ -80,6 +82,16 @@ def test_a_step_sends_what_is_priced(seed: int, monkeypatch: pytest.MonkeyPatch)
     width = 4.0 if whole else widths.gradient_reduction
     expected = widths.weight_gather * np.dot(gathers, held) + width * sums * held.sum()
     assert sent(where, rows) == pytest.approx(expected, rel=NORMS)
+
+
+@pytest.mark.parametrize("framework", framework_names())
+@pytest.mark.parametrize("sharding", [UNSHARDED, ZERO1])
+def test_gradients_are_summed_beside_the_last_backward_pass(framework: str, sharding: int) -> None:
+    """But by nanotron under ZeRO-1, which sums them once that has ended."""
+    where = context(llama(3, 512, 8, 8, 1024, 4096), pool(1, 8), Job(global_batch=8, seq_len=128, framework=framework))
+    rows = strategies([row(where, dp=8, sharding=sharding, overlap_grad=beside) for beside in (True, False)])
+    after = framework == "nanotron" and sharding == ZERO1
+    assert summed_beside(where.job, rows).tolist() == [not after, False]
 
 
 @pytest.mark.parametrize("count", [1, 3])

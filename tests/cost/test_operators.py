@@ -11,6 +11,7 @@ from tests.cost.samples import gpt, gpu, llama, mixtral, shard
 from shardwright import Job, Model, SpecError, load_model
 from shardwright.cost.compute.efficiency import Analytic, gemm_flops
 from shardwright.cost.compute.flops import iteration_flops, job_flops
+from shardwright.cost.compute.launches import launches
 from shardwright.cost.compute.operator_table import ATTENTION, BACKWARD, FORWARD, GEMM, Operator, table
 from shardwright.cost.compute.operators import (
     CORE,
@@ -18,10 +19,12 @@ from shardwright.cost.compute.operators import (
     embedding_operators,
     head_operators,
     layer_operators,
+    splits_softmax,
 )
 from shardwright.cost.stage.exact import of_pipelines
 from shardwright.cost.strategies import boundaries
 from shardwright.spec.adapter import parse_adapter
+from shardwright.spec.catalog.frameworks import framework_has, framework_names
 
 MODELS = ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "qwen2-57b-a14b", "gpt3-175b", "bert-large"]
 
@@ -77,6 +80,37 @@ def test_unfused_attention_computes_the_whole_square():
         for on in (True, False)
     )
     assert unfused == pytest.approx(2 * flash)
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    micro_batch=st.integers(1, 8),
+    seq=st.sampled_from([16, 512, 1023, 1024, 2048, 4096]),
+    precision=st.sampled_from(["fp16", "bf16", "fp32"]),
+    framework=st.sampled_from(framework_names()),
+)
+def test_a_fused_softmax_takes_heads_in_fours(tp, micro_batch, seq, precision, framework):
+    """As FusedScaleMaskSoftmax of Megatron-LM decides; in steps of their own scores move three times as much."""
+    job = Job(global_batch=8, seq_len=seq, precision=precision, framework=framework)
+    (kind,) = gpt(1, 1024, 8).kinds
+    ours = shard(tp=tp, micro_batch=micro_batch)
+    fuses = framework_has(framework, "fused_softmax") and precision != "fp32"
+    able = 16 < seq <= 2048 and seq % 4 == 0 and micro_batch * 8 // tp % 4 == 0
+    split = bool(splits_softmax(kind.attention, ours, job, float(seq))[0])
+    assert split == (fuses and not able)
+    assert not splits_softmax(kind.attention, shard(tp=tp, micro_batch=micro_batch, flash=True), job, float(seq))[0]
+    more = [launches(gpt(1, 1024, 8), kind, shard(tp=tp, micro_batch=rows), job)[0] for rows in (micro_batch, 4 * tp)]
+    assert more[0] - more[1] == 4.0 * (split and 16 < seq <= 2048 and seq % 4 == 0)
+
+
+def test_sequence_parallelism_has_two_collectives_where_a_sum_is_one():
+    (kind,) = gpt(1, 1024, 8).kinds
+    job = Job(global_batch=8, seq_len=1024, framework="megatron")
+    alone, summed, scattered = (
+        launches(gpt(1, 1024, 8), kind, shard(flash=True, **columns), job)[0]
+        for columns in ({}, {"tp": 2}, {"tp": 2, "sequence_parallel": True})
+    )
+    assert (summed - alone, scattered - alone) == (2.0, 4.0)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gpt3-175b"])

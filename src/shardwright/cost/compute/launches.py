@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.operators import Shard
+from shardwright.cost.compute.operators import Shard, splits_softmax
 from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Layer
@@ -24,6 +24,8 @@ ROTATIONS = 2.0  # of these, which models with other positions do without; docum
 # More, where core attention is not fused: two products, softmax, dropout, a copy of what comes out (Megatron-LM v2.5:
 # megatron/model/transformer.py, ParallelAttention.forward).
 UNFUSED_CALLS = 4.0  # documented
+# More, where softmax does not convert, scale, mask and convert back in one kernel (`operators.splits_softmax`).
+SPLIT_CALLS = 4.0  # documented
 LATENT_CALLS = 6.0  # more, where keys and values are latent: three products, two norms, a copy; documented
 # Norm, convolution, running sums and states of the scan, gated norm, sum; products and those of the scan come to it.
 MIXER_CALLS = 6.0  # documented
@@ -37,7 +39,9 @@ EXPERT_PRODUCT_CALLS = 0.25  # chosen, 0.1 to 1
 # Of an expert that runs by itself: its rows are looked for, read by the host, gathered, weighed and added, two or three
 # products and what is between them (transformers 4.57: Qwen3MoeSparseMoeBlock.forward, as PyTorch 2.13 dispatches it).
 LOOP_CALLS = 12.0  # documented
-COLLECTIVE_CALLS = 2.0  # of two products that tensor parallelism cuts by columns and by rows; documented
+# Of two products that tensor parallelism cuts by columns and by rows: a sum, or under sequence parallelism a gather and
+# a scattered sum (megatron/core/tensor_parallel/mappings.py).
+COLLECTIVE_CALLS, SEQUENCE_CALLS = 1.0, 2.0  # documented
 # Tensor parallelism of plain PyTorch, by DTensor and not compiled: some 46 operators of a layer are dispatched in
 # Python, in 90 µs each (pytorch/pytorch pull request 159699), beside 17 calls of 50 µs.
 DTENSOR_CALLS = 5.0  # chosen, 3 to 10
@@ -63,11 +67,14 @@ def launches(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Float
 
 
 def _calls(model: Model, layer: Layer, shard: Shard, job: Job) -> dict[str, Floats | float]:
-    pair = np.where(shard.tp > 1, COLLECTIVE_CALLS, 0.0)
+    pair = np.where(shard.tp > 1, np.where(shard.sequence_parallel, SEQUENCE_CALLS, COLLECTIVE_CALLS), 0.0)
     attentions = [kind for kind in (layer.attention, layer.cross) if kind is not None]
     unfused = np.where(shard.flash, 0.0, UNFUSED_CALLS)
     common = ATTENTION_CALLS - ROTATIONS * (model.position != "rope") + unfused + pair
-    mixing = sum((common + LATENT_CALLS * bool(kind.latent) for kind in attentions), 0.0 * pair)
+    mixing = 0.0 * pair
+    for kind in attentions:
+        split = SPLIT_CALLS * splits_softmax(kind, shard, job, float(job.seq_len))
+        mixing = mixing + common + split + LATENT_CALLS * bool(kind.latent)
     if layer.mixer is not None:
         work = layer.mixer.work(model.hidden)
         mixing = mixing + MIXER_CALLS + len(work.products) + len(work.scan) + pair

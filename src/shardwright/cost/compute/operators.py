@@ -55,6 +55,12 @@ CAST_BYTES = 4.0  # documented
 # maximum, difference, exponential, sum and quotient goes over the logits, and the gradient is scaled before its cast
 # (megatron/core/tensor_parallel/cross_entropy.py, core_v0.19.2).
 LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 12.0), "tiled": (18.0, 12.0)}
+# Documented. Bytes per score of attention that is not fused: products write and read it, softmax and dropout go over
+# it; more where each of conversion, scale, mask and conversion back does. A fused softmax does so at once, of scores in
+# 16 bits of 17 to 2,048 keys, where queries, and the heads of all samples of a rank, come in fours
+# (NVIDIA/Megatron-LM@0cb36de: megatron/model/fused_softmax.py, FusedScaleMaskSoftmax.forward).
+SOFTMAX_BYTES, SPLIT_BYTES = 16.0, 33.0
+FUSED_KEYS, FUSED_ROWS = (17, 2048), 4  # documented
 # Documented. A kernel adds an adapter's product to the frozen one as it multiplies: it reads 16 bits of each output,
 # and backward of each input's gradient. Eager code, as PEFT's, moves 8 bytes more of each; published runs show none of
 # them. DoRA per weight: BA and W + BA are written and read for the lengths of rows; per output both parts are scaled
@@ -422,11 +428,23 @@ def _core_attention(attention: Attention, shard: Shard, job: Job, others: float 
             bytes=inputs * traffic,
             modules=CORE,
         )
-    scores = 2.0 * size * keys * heads
     # A fused one scales, masks and normalises scores in one pass at the memory's rate, as others add and multiply
     # (arXiv 2104.04473, section 4.2); PyTorch's softmax, which was measured, reaches two thirds of that.
     form = POINTWISE if framework_has(job.framework, "fused_softmax") else SOFTMAX
-    yield from memory_bound(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, modules=CORE, form=form)
+    moved = np.where(splits_softmax(attention, shard, job, keys), SOFTMAX_BYTES + SPLIT_BYTES, SOFTMAX_BYTES)
+    scores = np.where(shard.flash, 0.0, moved) * size * keys * heads
+    yield from memory_bound(scores, backward=1.0, modules=CORE, form=form)
+
+
+def splits_softmax(attention: Attention, shard: Shard, job: Job, keys: float) -> Bools:
+    """Return where a framework's fused softmax cannot run, [M], so that each of its steps is a kernel of its own."""
+    fuses = framework_has(job.framework, "fused_softmax") and job.precision != "fp32"
+    if not fuses:
+        return np.zeros(np.shape(shard.flash), dtype=bool)
+    least, most = FUSED_KEYS
+    rows = shard.micro_batch * attention.heads / shard.tp
+    able = least <= keys <= most and job.seq_len % FUSED_ROWS == 0
+    return ~shard.flash & ~(able & (rows % FUSED_ROWS == 0))
 
 
 def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job, *, modules: int = MLP) -> Iterator[Operator]:

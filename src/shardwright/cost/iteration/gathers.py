@@ -40,9 +40,16 @@ def summed_at_last(job: Job, rows: Strategies) -> Bools:
 def once_a_step(job: Job, rows: Strategies) -> tuple[Ints, Ints]:
     """Return how often a step sums all gradients, and gathers all weights, beside what its passes do, [N] each. Summed
     and spread again counts twice."""
-    sharded = np.where(rows.sharding == ZERO1, 1, summed_at_last(job, rows))
+    alike = 2 if framework_has(job.framework, "summed_last") else 1
+    sharded = np.where(rows.sharding == ZERO1, alike, summed_at_last(job, rows))
     gathers = (rows.sharding == ZERO1) | ((rows.sharding == ZERO2) & ~_freed_by_passes(job, rows))
     return np.where(rows.sharding == UNSHARDED, 2, sharded), gathers.astype(np.int64)
+
+
+def summed_beside(job: Job, rows: Strategies) -> Bools:
+    """Return where gradients are summed beside the last backward pass, [N]."""
+    after = framework_has(job.framework, "summed_last") & (rows.sharding == ZERO1)
+    return np.asarray(rows.overlap_grad & ~after)
 
 
 def moved_in_passes(

@@ -19,7 +19,14 @@ from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.optimizer import paged_width, update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.gathers import frozen_part, micro_batches, moved_in_passes, once_a_step, summed_at_last
+from shardwright.cost.iteration.gathers import (
+    frozen_part,
+    micro_batches,
+    moved_in_passes,
+    once_a_step,
+    summed_at_last,
+    summed_beside,
+)
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import SINGLE, summed_bytes, trained_share
@@ -339,7 +346,7 @@ def exposed_tails(
     backward = np.where(apart, times.weights, times.backward - times.recompute)
     later = np.where(apart, 0.0, backward)[:, 0]
     return (
-        left_over(reduce, backward.sum(axis=1), BUCKET_SHARE * rows.overlap_grad[:, None], later),
+        left_over(reduce, backward.sum(axis=1), BUCKET_SHARE * summed_beside(job, rows)[:, None], later),
         left_over(gather, times.forward.sum(axis=1), BUCKET_SHARE * rows.overlap_param[:, None], times.forward[:, 0]),
     )
 
