@@ -444,7 +444,7 @@ def splits_softmax(attention: Attention, shard: Shard, job: Job, keys: float) ->
     least, most = FUSED_KEYS
     rows = shard.micro_batch * attention.heads / shard.tp
     able = least <= keys <= most and job.seq_len % FUSED_ROWS == 0
-    return ~shard.flash & ~(able & (rows % FUSED_ROWS == 0))
+    return np.asarray(~shard.flash & ~(able & (rows % FUSED_ROWS == 0)))
 
 
 def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job, *, modules: int = MLP) -> Iterator[Operator]:
