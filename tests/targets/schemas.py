@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from shardwright.importers.settings import flattened
+from shardwright.importers.paths import flattened
 
 OUT = Path(__file__).parents[1] / "importers" / "schemas"
 UNSAID = object()

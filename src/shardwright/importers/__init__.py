@@ -11,6 +11,7 @@
 * `torchtune`: torchtune's full fine-tuning and LoRA
 * `foundry`: LLM Foundry, which Composer runs
 * `recipes`: recipes of NeMo 2 and Megatron-Bridge, by name
+* `paths`: fields by path, filled in and changed by a command line
 * `settings`: fields of configurations as arguments, and what each key of a trainer's configuration means for a plan
 * `python_values`: what a Python configuration sets
 * `shell/`: the words that a launch script passes

@@ -27,8 +27,8 @@ from shardwright.exporters.hugging_face import (
 )
 from shardwright.files import shipped_table
 from shardwright.importers.fields import Peft, TrainerFields
+from shardwright.importers.paths import flattened
 from shardwright.importers.python_values import Path as Fields
-from shardwright.importers.settings import flattened
 from shardwright.plans.trainable import TOGETHER
 from shardwright.spec.adapter import LINEAR, MOST_RANK, Adapter, Frozen, Target
 from shardwright.spec.model import Model

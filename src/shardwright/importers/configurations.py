@@ -4,10 +4,12 @@ the settings that were read off it.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.foundry import foundry_settings
 from shardwright.importers.megatron.flags import scan
 from shardwright.importers.megatron.read import DECISIVE, Reading, reading_of_flags
+from shardwright.importers.paths import first, flattened, interpolated, overridden, without
 from shardwright.importers.python_values import COMPUTED, PythonValues, python_values
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.recipes import NEMO, Recipe, model_of_class, recipe_of, renamed, with_defaults
@@ -30,12 +33,7 @@ from shardwright.importers.settings import (
     TABLES,
     accounted,
     arguments_of,
-    first,
-    flattened,
-    interpolated,
     key_of,
-    overridden,
-    without,
 )
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.torchtitan import (
@@ -44,6 +42,7 @@ from shardwright.importers.torchtitan import (
     torchtitan_model,
     torchtitan_settings,
 )
+from shardwright.importers.torchtitan import renamed as of_later
 from shardwright.importers.torchtune import torchtune_settings
 from shardwright.importers.trainers import accelerate_settings, deepspeed_settings
 from shardwright.records import record
@@ -54,7 +53,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.preference import Preference
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
-from shardwright.spec.text.reading import parsed, read_text
+from shardwright.spec.text.reading import YAML, parsed, read_text
 
 # What fields tell whose configuration a file is, the more special first, and the tables of its keys.
 DIALECTS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
@@ -74,6 +73,7 @@ QUANTISED = re.compile(r"gptq|awq|aqlm|gguf|bnb|-(?:int)?[48]-?bit|-int[48]\b|-f
 # Sections that may be told as JSON.
 SECTIONS = ("fsdp_config", "accelerator_config", "liger_kernel_config", "gradient_checkpointing_kwargs")
 LEVELS = 4  # of folders above a file, which configurations are written to be started from
+CONFIG_NAMES, CONFIG_FOLDERS = ("--config-name", "-cn"), ("--config-path", "--config-dir", "-cp", "-cd")  # of Hydra
 NANOTRON = frozenset(("parallelism", "tokens", "model"))
 
 
@@ -200,7 +200,7 @@ def _unsharded(trainer: str, fields: TrainerFields) -> None:
 
 def of_torchtitan(values: Mapping[Fields, Any], gpus: int | None, question: Question) -> Reading:
     """Return the plan of torchtitan's fields, whose stages depend on the model."""
-    config = question.fields(values, "torchtitan")
+    config = question.fields(of_later(values), "torchtitan")
     model = question.model or model_named(torchtitan_model(config), question.name)
     gpus = gpus or degrees_of(config)
     settings = torchtitan_settings(config, gpus or question.cluster.gpus, len(model.layers))
@@ -250,6 +250,23 @@ def _of_nemo(source: PythonValues, recipe: Recipe | None, changes: Sequence[str]
     return of_megatron(fields, model, question, ("nemo", *TABLES))
 
 
+def of_nemo_1(arguments: Sequence[str], program: str, gpus: int | None, question: Question) -> Reading:
+    """Return the plan of a program of NeMo before recipes: the configuration that Hydra's options name, with
+    `key=value` over it."""
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("-") else [word])]
+    options = {key: value for key, value in pairwise(words) if key in (*CONFIG_NAMES, *CONFIG_FOLDERS)}
+    name = next((options[key] for key in CONFIG_NAMES if key in options), None)
+    fields: dict[Fields, Any] = {}
+    if name is None:
+        message = f"no configuration is named, and that of {shown(program).rsplit('/', 1)[-1]} is in its package"
+        question.notes.append(f"{message}: what is not said is taken as Megatron-LM has it")
+    else:
+        folder = next((f"{options[key].rstrip('/')}/" for key in CONFIG_FOLDERS if key in options), "")
+        fields = named(f"{folder}{name}{'' if name.endswith(YAML) else '.yaml'}", question)
+    changes = [word for word in arguments if "=" in word and not word.startswith("-")]
+    return of_megatron(interpolated(overridden(fields, changes)), None, question, NEMO_1, gpus)
+
+
 def of_megatron(
     fields: Mapping[Fields, Any],
     model: str | None,
@@ -262,8 +279,9 @@ def of_megatron(
     if not question.problems and not model and not set(words) & set(DECISIVE[1:]):
         hint = "give a script, or a configuration of DeepSpeed, Accelerate, torchtitan, NeMo or Megatron-LM"
         raise bad(question.name, "is no configuration of a trainer that is read here", hint)
-    nodes, devices = first(fields, "num_nodes", "nnodes"), first(fields, "devices", "gpus_per_node", "nproc_per_node")
-    gpus = gpus or (nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None)
+    counts = first(fields, "num_nodes", "nnodes"), first(fields, "devices", "gpus_per_node", "nproc_per_node")
+    whole = all(isinstance(count, int) and count > 0 for count in counts)  # -1 and auto are all that there are
+    gpus = gpus or (math.prod(counts) if whole else None)
     return planned(TrainerSettings(tuple(words), tuple(strange), job_of("megatron"), model), gpus, question)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from shardwright.errors import Problem
 from shardwright.exporters.megatron.model import Values, arguments_of
+from shardwright.importers.paths import first
 from shardwright.importers.python_values import COMPUTED, Path
-from shardwright.importers.settings import first
 from shardwright.records import record
 from shardwright.spec.adapter import Frozen
 from shardwright.spec.job import Job

@@ -21,30 +21,21 @@ from shardwright.importers.configurations import (
     named,
     of_configuration,
     of_megatron,
+    of_nemo_1,
     of_own_file,
     of_python,
     of_torchtitan,
     of_trainer,
-    planned,
 )
-from shardwright.importers.fields import TrainerSettings, job_of
 from shardwright.importers.foundry import mosaic_run
 from shardwright.importers.launches import COMMANDS, Launch, launches
 from shardwright.importers.megatron.flags import refuse_hidden
 from shardwright.importers.megatron.read import Reading, decisive, reading_of_launch, several, training_of
+from shardwright.importers.paths import first, flattened, literal, overridden, without
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
 from shardwright.importers.recipes import listed
-from shardwright.importers.settings import (
-    BRIDGE_MODEL,
-    NEMO_1,
-    arguments_of,
-    first,
-    flattened,
-    literal,
-    overridden,
-    without,
-)
+from shardwright.importers.settings import BRIDGE_MODEL
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.torchtitan import fields_of_python
@@ -345,8 +336,7 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     if launch.launcher != "tune":  # whose recipes are known by name
         _refuse_program(launch.program, question)
     if trainer == "nemo":
-        words, strange = arguments_of(overridden({}, launch.arguments), question.name, question.problems, NEMO_1)
-        return planned(TrainerSettings(tuple(words), tuple(strange), job_of("megatron")), gpus, question)
+        return of_nemo_1(launch.arguments, launch.program, gpus, question)
     if trainer in OWN.values():
         return _of_own(launch, trainer, gpus, question)
     arguments = _arguments(launch, question)

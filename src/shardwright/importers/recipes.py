@@ -11,8 +11,9 @@ from typing import Any
 
 from shardwright.errors import bad, suggestion
 from shardwright.files import shipped_table
+from shardwright.importers.paths import literal
 from shardwright.importers.python_values import COMPUTED, Path, PythonValues
-from shardwright.importers.settings import BRIDGE_COMMON, literal
+from shardwright.importers.settings import BRIDGE_COMMON
 from shardwright.records import record
 
 NEMO = "nemo.collections.llm"

@@ -44,8 +44,6 @@ from shardwright.records import record
 
 TABLES = ("bridge",)
 NEMO_1 = ("nemo1", *TABLES)  # YAML of NeMo before recipes
-NAMED_FIELD = re.compile(r"\$\{([\w.]+)\}")
-DEEPEST_NAMES = 8  # of fields that name fields
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
 WHERE_FALSE = {
     "overlap_p2p_comm": "--no-overlap-p2p-communication",
@@ -73,6 +71,22 @@ FP8_WEIGHTS = "--fp8-param-gather"
 # What the names of precisions contain: `bf16_with_fp8_current_scaling_mixed`, `16-true`.
 PRECISIONS = {"bf16": ("--bf16",), "16": ("--fp16",), "32": (), "none": ()}
 Effect = Literal["read", "none", "uncounted", "refused", "holds"]
+# What keys of a program's own say by their names, where their values are above one.
+SPLITS = (
+    (
+        re.compile(
+            r"(?:(?:tensor|model|pipe(?:line)?|sequence|context|expert|ulysses|ring)_(?:model_)?parallel(?:ism)?|[tpcse]p)"
+            r"(?:_(?:world_)?(?:size|degree))?"
+        ),
+        "splits the model or sequences in a way that is in the program's code",
+    ),
+    (
+        re.compile(
+            r"(?:grad(?:ient)?s?_?)?accum(?:ulat(?:e|ion))?(?:_(?:steps?|iters?|grad(?:ient)?s?|batches|freq))+"
+        ),
+        "accumulates gradients by a key that this trainer has not",
+    ),
+)
 NOTHING = ("none", "null", "", "[]", "{}")
 # The length of a run decides nothing about the plan, and the launcher knows how many processes run.
 OPEN = ("max_steps", "steps", "num_processes", "num_machines")
@@ -149,9 +163,15 @@ def _special(path: Path, value: Any, name: str, problems: list[Problem]) -> list
 
 def _effective(values: Mapping[Path, Any]) -> dict[Path, Any]:
     """Return the fields without those that others override: the mixed precision of Megatron-Bridge says how gradients
-    are reduced (MixedPrecisionConfig.setup of 0.6.2)."""
+    are reduced (MixedPrecisionConfig.setup of 0.6.2), and without `fp8` nothing has eight bits (NeMo's
+    `fp8_hybrid: True` stands beside `fp8: False`)."""
     mixed = any(path[0] == "mixed_precision" for path in values)
-    return {path: value for path, value in values.items() if not (mixed and path == ("ddp", "grad_reduce_in_fp32"))}
+    sixteen = any(path[-1] == "fp8" and value in (False, None) for path, value in values.items())
+    return {
+        path: value
+        for path, value in values.items()
+        if not (mixed and path == ("ddp", "grad_reduce_in_fp32")) and not (sixteen and path[-1].startswith("fp8_"))
+    }
 
 
 def _words(flag: str, value: Any) -> Iterator[str]:
@@ -190,83 +210,6 @@ def _activation(value: Any) -> list[str]:
     names = {"swiglu": "--swiglu", "fast-swiglu": "--swiglu", "squared-relu": "--squared-relu"}
     value = str(value).replace("_", "-")
     return [names[str(value)]] if str(value) in names else []
-
-
-def flattened(document: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the fields of nested mappings by path."""
-    if isinstance(document, Mapping):
-        for key, value in document.items():
-            if isinstance(value, Mapping):
-                yield from flattened(value, (*path, str(key)))
-            else:
-                yield (*path, str(key)), value
-
-
-def interpolated(values: Mapping[Path, Any]) -> dict[Path, Any]:
-    """Return fields with OmegaConf's `${a.b}` (or `${.b}`, beside the field) replaced by what they name. Those that
-    name nothing, and resolvers such as `${oc.env:…}`, stay."""
-    filled = dict(values)
-    for _ in range(DEEPEST_NAMES):
-        before = dict(filled)
-        for path, value in before.items():
-            if isinstance(value, str) and "${" in value:
-                filled[path] = _filled(value, path, before)
-        if filled == before:
-            break
-    return filled
-
-
-def _filled(text: str, place: Path, values: Mapping[Path, Any]) -> Any:
-    def target(name: str) -> Any:
-        path = (*place[:-1], *name[1:].split(".")) if name.startswith(".") else tuple(name.split("."))
-        return values.get(path, f"${{{name}}}")
-
-    whole = NAMED_FIELD.fullmatch(text)
-    return target(whole[1]) if whole else NAMED_FIELD.sub(lambda match: str(target(match[1])), text)
-
-
-def first(values: Mapping[Path, Any], *leaves: str) -> Any:
-    """Return the value of the first of these fields that is there and said, None where none is."""
-    for leaf in leaves:
-        for path, value in values.items():
-            if path[-1] == leaf and value is not None and value is not COMPUTED:
-                return value
-    return None
-
-
-def overridden(values: Mapping[Path, Any], words: Iterable[str]) -> dict[Path, Any]:
-    """Return fields with those of a command line over them: `model.tensor_model_parallel_size=2`, `--a.b=c`; without
-    those that `~a.b` takes away."""
-    fields = dict(values)
-    for word in words:
-        key, sign, text = word.lstrip("+-~").partition("=")
-        if (sign or word.startswith("~")) and key.replace(".", "").replace("_", "").replace("-", "").isalnum():
-            path = tuple(key.replace("-", "_").split("."))
-            fields = without(fields, path) | ({path: literal(text)} if sign else {})
-    return fields
-
-
-def without(values: Mapping[Path, Any], path: Path) -> dict[Path, Any]:
-    """Return fields without those of a path, of which either may leave out the sections around, and those in it."""
-    size = len(path)
-    return {
-        old: value
-        for old, value in values.items()
-        if path not in (old[:size], old[-size:]) and old != path[-min(len(old), size) :]
-    }
-
-
-def literal(text: str) -> Any:
-    """Return a word of a command line as the value that it means."""
-    plain = text.strip("'\"")
-    if plain.casefold() in ("true", "false", "null", "none"):
-        return {"true": True, "false": False}.get(plain.casefold())
-    for kind in (int, float):
-        try:
-            return kind(plain)
-        except ValueError:
-            continue
-    return plain
 
 
 @record(kw_only=False)
@@ -358,7 +301,7 @@ def accounted(
     for path, value, key in entries:
         place = f"{name}: {'.'.join(path)}"
         if key is None:
-            _unknown(path, trainers, place, problems, uncounted)
+            _unknown(path, value, trainers, place, problems, uncounted)
         elif key.effect == "none" or (key.when and not key.when & on):
             continue
         elif key.effect == "holds":
@@ -474,11 +417,22 @@ def _renamed(path: Path, value: Any, means: str) -> dict[Path, Any]:
     return {tuple(leaf.split(".")): _literal(values[_plain(value)]) if _plain(value) in values else value, **read}
 
 
-def _unknown(path: Path, trainers: Sequence[str], place: str, problems: list[Problem], uncounted: list[str]) -> None:
-    """Refuse a key that is a slip of one that counts; name any other."""
-    known = {key.rsplit(".", 1)[-1] for trainer in trainers for key, row in known_keys(trainer).items() if _counts(row)}
-    if meant := slip_of(path[-1], known):
+def _unknown(
+    path: Path, value: Any, trainers: Sequence[str], place: str, problems: list[Problem], uncounted: list[str]
+) -> None:
+    """Refuse a key that is a slip of one that counts, that stands in another section, or that by its name splits the
+    model or the batch; name any other."""
+    known = {
+        key.rsplit(".", 1)[-1]: key for trainer in trainers for key, row in known_keys(trainer).items() if _counts(row)
+    }
+    leaf, number = path[-1].replace("-", "_"), str(value)
+    split = next((words for pattern, words in SPLITS if pattern.fullmatch(leaf)), None)
+    if leaf in known and "_" in leaf:
+        problems.append(Problem(place, "is no key of this trainer", f"write {known[leaf]}"))
+    elif leaf not in known and (meant := slip_of(leaf, known)):
         problems.append(Problem(place, "is no key of this trainer", f"did you mean {meant}?"))
+    elif split and not (number in ("0", "1") or number.casefold() in ("false", "none")):
+        problems.append(Problem(place, f"is {value}: {split}", LEAVE_OUT))
     else:
         uncounted.append(f"{'.'.join(path)} (not known here)")
 

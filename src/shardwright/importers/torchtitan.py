@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from shardwright.exporters.megatron.layout import layout_text
@@ -16,6 +17,23 @@ CHUNKED = "ChunkedLossWrapper"  # torchtitan/components/loss.py 0.3
 DEGREES = (
     *("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"),
 )
+# What keys are called before 0.1 (torchtitan/config_manager.py of 2024), each with its later name.
+OLDER: Mapping[Path, Path] = {
+    ("training", "batch_size"): ("training", "local_batch_size"),
+    ("training", "compile"): ("compile", "enable"),
+    ("training", "data_parallel_degree"): ("parallelism", "data_parallel_shard_degree"),
+    **{
+        ("training", f"{kind}_degree"): ("parallelism", f"{kind}_degree")
+        for kind in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel")
+    },
+    ("experimental", "context_parallel_degree"): ("parallelism", "context_parallel_degree"),
+    ("experimental", "enable_async_tensor_parallel"): ("parallelism", "enable_async_tensor_parallel"),
+}
+
+
+def renamed(fields: Mapping[Path, Any]) -> dict[Path, Any]:
+    """Return fields under the names of later releases."""
+    return {OLDER.get(path, path): value for path, value in fields.items()}
 
 
 def fields_of_python(module: PythonValues) -> dict[Path, Any]:

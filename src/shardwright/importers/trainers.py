@@ -80,10 +80,12 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
     for name in PROJECTED:
         if trainer.first(f"use_{name}") is True:
             trainer.report(f"use_{name}", "projects whole matrices, which DeepSpeed's optimizer has not", "use DDP")
-    tensor = config.whole("autotp_size", 1)
+    tensor, context = _degrees(trainer, gpus)
+    tensor = config.whole("autotp_size", tensor)
     stage = config.whole("stage", 0)
-    words = [*sharding_words(stage), *_deepspeed_batch(config, trainer, max(gpus // tensor, 1))]
+    words = [*sharding_words(stage), *_deepspeed_batch(config, trainer, max(gpus // (tensor * context), 1))]
     words += [*_trainer_words(trainer), "--tensor-model-parallel-size", str(tensor)]
+    words += ["--context-parallel-size", str(context)]
     precision, notes = _deepspeed_precision(config, trainer)
     devices = {path[-2]: value for path, value in config.values.items() if path[-1] == "device"}
     if devices.get("offload_optimizer") == "cpu":

@@ -257,14 +257,16 @@ def _activation(flags: Flags) -> str:
 
 
 def size_of(*names: str | None) -> int | None:
-    """Return the size that one of the names of a tokenizer tells, None where none does."""
+    """Return the size that one of the names of a tokenizer tells, None where none does. Of a path the file goes before
+    its folders, the inner ones first: `gpt-neox/data/gpt2-vocab.json` is GPT-2's."""
     for name in names:
         text = (name or "").casefold()
-        if (match := THOUSANDS.search(text)) and "bigscience" not in text:
-            return 1000 * int(match[1])
-        if match := WHOLE.search(text):
-            return int(match[1])
-        for row in shipped_table("shardwright.importers.megatron", "vocabularies.csv"):
-            if text and re.search(row["pattern"], text):
-                return int(row["size"])
+        for part in (*reversed(text.split("/")), text):
+            if (match := THOUSANDS.search(part)) and "bigscience" not in text:
+                return 1000 * int(match[1])
+            if match := WHOLE.search(part):
+                return int(match[1])
+            for row in shipped_table("shardwright.importers.megatron", "vocabularies.csv"):
+                if part and re.search(row["pattern"], part):
+                    return int(row["size"])
     return None

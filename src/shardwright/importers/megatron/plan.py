@@ -109,8 +109,10 @@ def _batch(flags: Flags, data_parallel: int, job: Job | None, name: str) -> tupl
         message = f"{global_batch} is no multiple of micro-batch {micro_batch} * data parallel degree {data_parallel}"
         raise bad(f"{name}: --global-batch-size", message, "change the batch or the degrees")
     seq_len = flags["--seq-length"] or (job.seq_len if job else 0)
+    if not seq_len and job is not None and job.framework != "megatron":
+        raise bad(name, "does not say how many tokens a sample has", "give them: --seq-len 4096")
     if not seq_len:
-        raise bad(f"{name}: --seq-length", "is missing", "add it")
+        raise bad(f"{name}: --seq-length", "is missing", "add it, or give --seq-len 4096")
     return micro_batch, global_batch, seq_len
 
 
