@@ -75,6 +75,7 @@ SECTIONS = ("fsdp_config", "accelerator_config", "liger_kernel_config", "gradien
 LEVELS = 4  # of folders above a file, which configurations are written to be started from
 CONFIG_NAMES, CONFIG_FOLDERS = ("--config-name", "-cn"), ("--config-path", "--config-dir", "-cp", "-cd")  # of Hydra
 NANOTRON = frozenset(("parallelism", "tokens", "model"))
+NEOX = frozenset(("pipe_parallel_size", "model_parallel_size"))
 
 
 def of_configuration(text: str, ending: str, arguments: tuple[str, ...], question: Question) -> Reading:
@@ -87,10 +88,10 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
         return of_torchtitan(fields, None, question)
     if sections >= {"replicas", "cluster", "job"}:
         raise bad(question.name, "is a plan file, not a launch", "give it without --launch, as it is")
-    if sections >= NANOTRON:
-        raise bad(
-            question.name, "is a configuration of nanotron, which is not read", "describe the plan in a plan file"
-        )
+    others = {"nanotron": sections >= NANOTRON, "GPT-NeoX": {name.replace("-", "_") for name in sections} >= NEOX}
+    if other := next((trainer for trainer, there in others.items() if there), None):
+        message = f"is a configuration of {other}, which is not read"
+        raise bad(question.name, message, "describe the plan in a plan file")
     if sections & set(DEEPSPEED):
         config, trainer_fields = question.fields(fields, "deepspeed"), question.fields({}, *TRAINER)
         return planned(deepspeed_settings(config, trainer_fields, question.cluster.gpus), None, question)
@@ -320,7 +321,7 @@ class Question:
         """Return the fields of a configuration of these trainers that are read; what they say beside is noted."""
         read = accounted(values, trainers, self.name, self.problems, self.why)
         self.uncounted.extend(read.uncounted)
-        return TrainerFields(read.values, self.name, self.problems)
+        return TrainerFields(read.values, self.name, self.problems, read.written)
 
 
 def named(file: str, question: Question) -> dict[Fields, Any]:

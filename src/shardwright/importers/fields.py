@@ -58,11 +58,13 @@ def job_of(framework: str, **changes: Any) -> Job:
 
 @record(kw_only=False)
 class TrainerFields:
-    """Fields of a configuration by path, its name, and the problems found while it is read."""
+    """Fields of a configuration by path, its name, and the problems found while it is read. `written` says of keys that
+    are read under another name how they stand in the file."""
 
     values: Mapping[Path, Any]
     name: str
     problems: list[Problem]
+    written: Mapping[str, str]
 
     def first(self, *leaves: str) -> Any:
         """Return the first of these fields that is said; "auto" leaves it to others."""
@@ -94,8 +96,8 @@ class TrainerFields:
 
     def beside(self, values: Mapping[Path, Any]) -> TrainerFields:
         """Return other fields of the same launch, whose problems join these."""
-        return TrainerFields(values, self.name, self.problems)
+        return replace(self, values=values)
 
     def report(self, leaf: str, message: str, hint: str) -> None:
         """Add a problem with a field."""
-        self.problems.append(Problem(f"{self.name}: {leaf}", message, hint))
+        self.problems.append(Problem(f"{self.name}: {self.written.get(leaf, leaf)}", message, hint))

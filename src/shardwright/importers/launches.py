@@ -146,7 +146,8 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
 
 
 def _of_command(command: str, started: Started) -> Launch | None:
-    """Return what a trainer's own command starts: a process on each GPU of a machine, or of NNODES machines."""
+    """Return what a trainer's own command starts: a process on each GPU of a machine, or of NNODES machines; under Ray
+    as many as its configuration says (llamafactory/extras/misc.py 339)."""
     verb = COMMANDS[command]
     if len(started.words) < 2 or (verb and started.words[1] != verb):
         return None
@@ -158,7 +159,7 @@ def _of_command(command: str, started: Started) -> Launch | None:
         program=started.words[1],
         arguments=tuple(started.words[2:]),
         nodes=nodes,
-        processes_per_node=per_node or "gpu",
+        processes_per_node=None if around.get("USE_RAY", "0").casefold() in ("1", "y", "true") else per_node or "gpu",
         processes=_number(("--num_processes", "--num-processes"), options),
         line=started.line,
     )

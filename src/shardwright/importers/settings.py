@@ -164,13 +164,16 @@ def _special(path: Path, value: Any, name: str, problems: list[Problem]) -> list
 def _effective(values: Mapping[Path, Any]) -> dict[Path, Any]:
     """Return the fields without those that others override: the mixed precision of Megatron-Bridge says how gradients
     are reduced (MixedPrecisionConfig.setup of 0.6.2), and without `fp8` nothing has eight bits (NeMo's
-    `fp8_hybrid: True` stands beside `fp8: False`)."""
+    `fp8_hybrid: True` stands beside `fp8: False`, and says the format beside `fp8: True`)."""
     mixed = any(path[0] == "mixed_precision" for path in values)
-    sixteen = any(path[-1] == "fp8" and value in (False, None) for path, value in values.items())
+    switches = [value for path, value in values.items() if path[-1] == "fp8"]
+    sixteen = bool(switches) and not any(switches)
     return {
         path: value
         for path, value in values.items()
-        if not (mixed and path == ("ddp", "grad_reduce_in_fp32")) and not (sixteen and path[-1].startswith("fp8_"))
+        if not (mixed and path == ("ddp", "grad_reduce_in_fp32"))
+        and not (sixteen and path[-1].startswith("fp8_"))
+        and not (path[-1] == "fp8" and isinstance(value, bool))
     }
 
 
@@ -230,10 +233,12 @@ class Key:
 
 @record(kw_only=False)
 class Accounted:
-    """The fields of a configuration that are read, by the names under which they are, and what is not counted."""
+    """The fields of a configuration that are read, by the names under which they are, and what is not counted.
+    `written` has of keys that are read under another name how they stand in the file."""
 
     values: Mapping[Path, Any]
     uncounted: tuple[str, ...]
+    written: Mapping[str, str]
 
 
 @cache
@@ -290,6 +295,7 @@ def accounted(
     """Return the fields of a configuration that are read, its trainer's defaults among them. A field that makes another
     run goes to `problems`, by name; `why` says of a script's variables why they are not known."""
     fields: dict[Path, Any] = {}
+    written: dict[str, str] = {}
     uncounted: list[str] = []
     values = dict(_negated(values, trainers))
     said = {path: value for path, value in values.items() if value is not None}
@@ -314,6 +320,7 @@ def accounted(
             if key.usual and not key.is_usual(value):
                 problems.append(Problem(place, f"is {value}, {key.words}", f"use {', '.join(key.usual)}"))
             fields |= _renamed(path, value, key.means)
+            written |= {part: ".".join(path) for part in key.means.split()[:1] if part not in ("not", "+")}
         elif not key.is_usual(value):
             remark = "" if value is True else f"is {value}: "
             if key.effect == "refused":
@@ -321,7 +328,7 @@ def accounted(
             else:
                 shown = "" if value is True else f" {value}"
                 uncounted.append(f"{'.'.join(path)}{shown} ({key.words})")
-    return Accounted(fields, tuple(dict.fromkeys(uncounted)))
+    return Accounted(fields, tuple(dict.fromkeys(uncounted)), written)
 
 
 def _negated(values: Mapping[Path, Any], trainers: Sequence[str]) -> Iterator[tuple[Path, Any]]:
@@ -425,13 +432,15 @@ def _unknown(
     known = {
         key.rsplit(".", 1)[-1]: key for trainer in trainers for key, row in known_keys(trainer).items() if _counts(row)
     }
-    leaf, number = path[-1].replace("-", "_"), str(value)
+    leaf, plain = path[-1].replace("-", "_"), _plain(value)
     split = next((words for pattern, words in SPLITS if pattern.fullmatch(leaf)), None)
-    if leaf in known and "_" in leaf:
+    if split and (plain in ("0", "1", "false") or plain in NOTHING):
+        uncounted.append(f"{'.'.join(path)} {value} (not known here)")
+    elif leaf in known and "_" in leaf:
         problems.append(Problem(place, "is no key of this trainer", f"write {known[leaf]}"))
     elif leaf not in known and (meant := slip_of(leaf, known)):
         problems.append(Problem(place, "is no key of this trainer", f"did you mean {meant}?"))
-    elif split and not (number in ("0", "1") or number.casefold() in ("false", "none")):
+    elif split:
         problems.append(Problem(place, f"is {value}: {split}", LEAVE_OUT))
     else:
         uncounted.append(f"{'.'.join(path)} (not known here)")

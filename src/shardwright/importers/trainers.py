@@ -228,7 +228,7 @@ def _settings(
         words=tuple(words),
         uncounted=(*uncounted, *kernels, *plugins_uncounted(fields), *adapter_kernels(fields)),
         job=job,
-        model=None if (model := fields.first("model_name_or_path")) is None else str(model),
+        model=None if (model := fields.first("model_name_or_path", "model_name", "model_id")) is None else str(model),
         notes=(
             *notes,
             *loss_notes(fields, preference, sharded=basics.sharded and peft is None and not basics.deepspeed),
@@ -384,5 +384,5 @@ def optimizer_of(config: TrainerFields, leaf: str) -> tuple[Optimizer, tuple[str
     if name in _optimizers():
         return _optimizers()[name], ()
     if any(part in name for part in OTHER_UPDATES):
-        config.report(leaf, f"{name} keeps other state than Adam, which is not described", "use adamw_torch")
+        config.report(leaf, f"{name} keeps other state than Adam, which is not described", "use AdamW")
     return "adam", (f"optimizer {config.first(leaf)} (priced as Adam)",)

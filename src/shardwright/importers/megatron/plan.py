@@ -104,7 +104,7 @@ def _batch(flags: Flags, data_parallel: int, job: Job | None, name: str) -> tupl
     micro_batch = flags["--micro-batch-size"]
     if not micro_batch:
         raise bad(f"{name}: --micro-batch-size", "is missing", "add it: Megatron-LM has no default")
-    global_batch = flags["--global-batch-size"] or (job.global_batch if job else micro_batch * data_parallel)
+    global_batch = flags["--global-batch-size"] or micro_batch * data_parallel
     if global_batch % (micro_batch * data_parallel):
         message = f"{global_batch} is no multiple of micro-batch {micro_batch} * data parallel degree {data_parallel}"
         raise bad(f"{name}: --global-batch-size", message, "change the batch or the degrees")

@@ -14,7 +14,7 @@ from shardwright.errors import Problem, SpecError, bad, reject
 from shardwright.exporters.megatron.export import dispatcher_of_plan
 from shardwright.exporters.megatron.model import BESIDE_A_MODEL, by_pattern, letters_of
 from shardwright.importers.launches import Launch
-from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
+from shardwright.importers.megatron.flags import LENGTHS, Flags, hyphenated, known_flags, scan
 from shardwright.importers.megatron.model import read_model
 from shardwright.importers.megatron.plan import plan_of_flags, unpriced
 from shardwright.importers.shell.read import ShellScript
@@ -83,13 +83,22 @@ def decisive(launch: Launch) -> bool:
     return bool(flags & set(DECISIVE)) or "pretrain" in launch.program
 
 
+def _is_foreign(launch: Launch) -> bool:
+    """Return whether most arguments are none of Megatron-LM's, nor of what is made of it."""
+    given = {hyphenated(word.partition("=")[0]) for word in launch.arguments if word.startswith("--")}
+    return 2 * len(given & known_flags().keys()) < len(given)
+
+
 def reading_of_launch(
     launch: Launch, script: ShellScript, *, cluster: Cluster, model: Model | None, job: Job | None, name: str
 ) -> Reading:
     """Return the plan of one launch with Megatron-LM's arguments."""
+    program = shown(launch.program).rsplit("/", 1)[-1]
     if OTHER_PROGRAMS.fullmatch(launch.program):
-        program = shown(launch.program).rsplit("/", 1)[-1]
         raise bad(name, f"{program} trains no decoder-only model of text", "give a launch of pretrain_gpt.py")
+    if launch.program and _is_foreign(launch):
+        hint = "give a launch of a trainer that is read, or describe the plan: `shardwright plan`"
+        raise bad(name, f"most arguments of {program} are of no trainer that is read", hint)
     problems: list[Problem] = []
     flags = scan(launch.arguments, name, problems, script.reasons)
     if not flags.given and not problems:

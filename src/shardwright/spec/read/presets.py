@@ -38,7 +38,7 @@ def preset_source(name: str) -> str:
 
 def find_preset(name: str) -> str | None:
     """Return the preset that `name` means: case, hyphens, an organisation before a slash and endings such as -hf or
-    -instruct do not matter."""
+    -instruct do not matter; ModelScope's folders have `___` for a point."""
     for endings in (FORMATS, VARIANTS):
         if preset := _by_plain_name(endings).get(_plain(name, endings)):
             return preset
@@ -56,7 +56,15 @@ def _by_plain_name(endings: tuple[str, ...]) -> dict[str, str]:
 
 
 def _plain(name: str, endings: tuple[str, ...]) -> str:
-    folded = name.casefold().strip().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-").removeprefix("meta-")
+    folded = (
+        name.casefold()
+        .strip()
+        .rsplit("/", 1)[-1]
+        .replace("___", ".")
+        .replace("_", "-")
+        .replace(" ", "-")
+        .removeprefix("meta-")
+    )
     while ending := next((ending for ending in endings if folded.endswith(ending)), ""):
         folded = folded.removesuffix(ending)
     return re.sub("(?<![0-9])-|-(?![0-9])", "", folded)
