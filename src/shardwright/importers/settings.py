@@ -82,7 +82,8 @@ SPLITS = (
     ),
     (
         re.compile(
-            r"(?:grad(?:ient)?s?_?)?accum(?:ulat(?:e|ion))?(?:_(?:steps?|iters?|grad(?:ient)?s?|batches|freq))+"
+            r"(?:grad(?:ient)?s?_?acc|(?:grad(?:ient)?s?_?)?accum(?:ulat(?:e|ion))?)"
+            r"(?:_(?:steps?|iters?|grad(?:ient)?s?|batches|freq))+"
         ),
         "accumulates gradients by a key that this trainer has not",
     ),
