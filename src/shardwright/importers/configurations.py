@@ -215,7 +215,8 @@ def of_python(text: str, arguments: tuple[str, ...], gpus: int | None, question:
     source = python_values(text, question.name, function)
     changes = [word for word in arguments if "=" in word]
     if "torchtitan" in text:
-        return of_torchtitan(overridden(fields_of_python(source), changes), gpus, question)
+        fields = fields_of_python(source, question.folder.absolute().name, question.name)
+        return of_torchtitan(overridden(fields, changes), gpus, question)
     named_recipe = recipe_of(source, question.name)
     if (named_recipe and named_recipe[0] == "nemo") or any(
         origin.startswith(NEMO) for origin in source.imports.values()
@@ -408,7 +409,7 @@ def model_named(recipe: str | None, name: str) -> Model:
         return preset_model(preset)
     for preset in preset_names() if recipe else ():
         known = registered(preset_model(preset))
-        if known is not None and recipe and known.flavor == recipe.split()[-1] and known.module in recipe:
+        if known is not None and recipe == f"{known.module} {known.flavor}":
             return preset_model(preset)
     words = f"names {recipe}, which is not known" if recipe else "does not describe the model"
     raise bad(name, words, "name the model: --model llama-3.1-8b, or its config.json")

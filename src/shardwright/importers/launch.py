@@ -487,4 +487,4 @@ def _torchtitan_fields(arguments: dict[Fields, Any], question: Question) -> dict
         raise bad(question.name, message, f"put {path.name} beside the script, or evaluate it itself")
     text = question.files.get(path.name) or read_text(path)
     values = python_values(text, str(path), str(function) if function else None)
-    return fields_of_python(values) | arguments
+    return fields_of_python(values, path.absolute().parent.name, str(path)) | arguments

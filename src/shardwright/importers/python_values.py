@@ -41,13 +41,15 @@ COMPUTED = _Computed()
 class PythonValues:
     """`values` by path; `calls`, names of functions that the file calls, each with its literal arguments; `handed`,
     names that calls hand over (`run.Config(Llama3Config8B)`); `imports`, what each imported name is in full;
-    `functions`, those of the file that are not being read."""
+    `functions`, those of the file that are not being read; `objects`, what local names are made by, with the fields
+    that it says."""
 
     values: dict[Path, Any] = field(default_factory=dict)
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     handed: list[str] = field(default_factory=list)
     imports: dict[str, str] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
+    objects: dict[str, tuple[ast.Call, dict[Path, Any]]] = field(default_factory=dict)
 
 
 def python_values(text: str, name: str, function: str | None = None) -> PythonValues:
@@ -68,8 +70,9 @@ def python_values(text: str, name: str, function: str | None = None) -> PythonVa
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) or (isinstance(node, ast.Expr) and not functions):
             _statement(node, names, module)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            module.imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            origin = "." * node.level + (node.module or "")
+            module.imports |= {alias.asname or alias.name: f"{origin}.{alias.name}" for alias in node.names}
     if function is None and program:
         for node in program[-1].body:
             _statement(node, names, module)
@@ -126,7 +129,10 @@ def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], module: Py
     path = _path(target)
     if isinstance(target, ast.Name):
         names[target.id] = _value(value, names)
+        before = dict(module.values)
         _gather(value, names, module, ())
+        if isinstance(value, ast.Call) and value.keywords:
+            module.objects[target.id] = value, {key: said for key, said in module.values.items() if key not in before}
     elif path is not None:
         if isinstance(value, ast.Call | ast.Dict):
             _mark(path[1:], value, module)
@@ -154,6 +160,11 @@ def _gather(node: ast.expr, names: Mapping[str, Any], module: PythonValues, path
         _read(node.func.id, _given(module.functions[node.func.id], node, names), names, module)
         return
     for key, value in _entries(node, module, names):
+        if isinstance(value, ast.Name) and value.id in module.objects:
+            value, alone = module.objects.pop(value.id)  # a part, and no configuration by itself
+            module.values = {
+                field: said for field, said in module.values.items() if alone.get(field, names) is not said
+            }
         if isinstance(value, ast.Call | ast.Dict):
             _mark((*path, key), value, module)
             _gather(value, names, module, (*path, key))

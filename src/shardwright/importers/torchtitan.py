@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.errors import bad
 from shardwright.exporters.megatron.layout import layout_text
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of, words_of
 from shardwright.importers.python_values import Path, PythonValues
@@ -36,23 +38,31 @@ def renamed(fields: Mapping[Path, Any]) -> dict[Path, Any]:
     return {OLDER.get(path, path): value for path, value in fields.items()}
 
 
-def fields_of_python(module: PythonValues) -> dict[Path, Any]:
-    """Return the fields of a configuration: the policy of recomputation, the loss and the model are calls in it."""
+def fields_of_python(module: PythonValues, folder: str, name: str) -> dict[Path, Any]:
+    """Return the fields of a configuration: the policy of recomputation, the loss and the model are calls in it, of the
+    family that the file's folder is named after where it imports them from beside it. Raises SpecError for one that
+    builds on a configuration of another file."""
     fields = {("activation_checkpoint", "selective_ac_option"): "op", **module.values}
     if ("activation_checkpoint",) in fields and fields.pop(("activation_checkpoint",)) is None:
         fields["activation_checkpoint", "mode"] = "none"
     converters = []
     for called, arguments in module.calls:
-        name = called.split(".")[0]
-        if name in POLICIES:
-            fields["activation_checkpoint", "mode"] = name.removesuffix("AC").casefold()
+        first, origin = called.split(".")[0], module.imports.get(called, "..")
+        if origin.rsplit(".", 2)[-2] == "config_registry":
+            message = f"builds on {called} of another file ({origin.rsplit('.', 1)[0]})"
+            raise bad(name, message, "write what it sets into this file, or evaluate that file")
+        if first in POLICIES:
+            fields["activation_checkpoint", "mode"] = first.removesuffix("AC").casefold()
         if called == "model_registry" and arguments:
             fields[("flavor",)] = arguments[0]
-            fields[("family",)] = module.imports.get(called, "..").split(".")[-2]
-        if name == CHUNKED:
-            fields[("loss_wrapper",)] = name
-        converters += [name] if name.endswith("Converter") else []
-    return {**fields, **({("converters",): converters} if converters else {})}
+            fields[("family",)] = origin.split(".")[-2] or folder
+        if first == CHUNKED:
+            fields[("loss_wrapper",)] = first
+        converters += [first] if first.endswith("Converter") else []
+    if converters:
+        fields = {path: value for path, value in fields.items() if path[-1] != "converters"}
+        fields[("converters",)] = converters
+    return fields
 
 
 def torchtitan_model(config: TrainerFields) -> str | None:
@@ -115,7 +125,7 @@ def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> Traine
                 if experts > 1
                 else None,
                 "--sequence-parallel": tensor > 1 and split,
-                "--tp-comm-overlap": config.first("enable_async_tensor_parallel") is True,
+                "--tp-comm-overlap": tensor > 1 and config.first("enable_async_tensor_parallel") is True,
                 "--pipeline-model-parallel-layout": layout_text(counts, 0) if depth > 1 else None,
             }
         ),
@@ -166,5 +176,7 @@ def _precision(config: TrainerFields) -> list[str]:
     names = [str(name).casefold() for name in (named if isinstance(named, list | tuple) else [named or ""])]
     if any("lora" in name for name in names):
         config.report("converters", "train adapters, which are not read from its files", "leave LoRA out")
+    if others := [name for name in names if name and not re.search("lora|mx|float8", name)]:
+        config.report("converters", f"{others[0]} is not described", "leave it out, or use Float8LinearConverter")
     recipes = ["mxfp8" if "mx" in name else "tensorwise" for name in names if "mx" in name or "float8" in name]
     return ["--bf16", *(("--fp8-format", "hybrid", "--fp8-recipe", recipes[0]) if recipes else ())]
