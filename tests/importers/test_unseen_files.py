@@ -212,3 +212,39 @@ def test_ray_starts_as_many_processes_as_the_configuration_says(tmp_path: Path) 
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump({**fields, "per_device_train_batch_size": 1}))
     for around, gpus in (("USE_RAY=1 ", 4), ("", 8)):
         assert read(tmp_path, f"{around}llamafactory-cli train sft.yaml\n").plan.gpus == gpus
+
+
+JOB = """#!/bin/bash
+{directives}
+if [ -z $SLURM_JOB_ID ]; then
+    sbatch {options} "$0" "$@"
+    exit
+fi
+BASE_DIR="$SLURM_SUBMIT_DIR"
+FSDP=0
+MODEL_ARGS=(--num-layers 24 --hidden-size 2048 --num-attention-heads 32 --seq-length 2048 --bf16)
+MODEL_ARGS+=(--micro-batch-size 4 --global-batch-size 64 --max-position-embeddings 2048 --vocab-size 50304)
+OTHER_ARGS=(--tensor-model-parallel-size 8)
+COMMAND=" \\
+    Megatron-LM/pretrain_gpt.py \\
+    "${{MODEL_ARGS[@]}}" \\
+"
+srun --label singularity exec -B "$BASE_DIR" image.sif "$BASE_DIR/launch.sh" $COMMAND
+"""
+
+
+@pytest.mark.parametrize("directives", ["", "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4"], ids=["plain", "job"])
+@pytest.mark.parametrize("started", ["", 'export RANK=$SLURM_PROCID\npython -u "$@"\n'], ids=["no script", "script"])
+def test_a_script_that_submits_itself_is_read_as_the_job(directives: str, started: str, tmp_path: Path) -> None:
+    """As those for LUMI and Snellius do; its launch script, if it is there, adds the interpreter."""
+    if started:
+        (tmp_path / "launch.sh").write_text(started)
+    options = "" if directives else "--nodes 2 --ntasks-per-node 4"
+    plan = read(tmp_path, JOB.format(directives=directives, options=options)).plan
+    assert (plan.gpus, plan.stages[0].tensor_parallel, plan.micro_batch, plan.job.global_batch) == (8, 1, 4, 64)
+
+
+def test_arrays_beside_a_program_that_is_not_known_are_not_taken_for_its_arguments(tmp_path: Path) -> None:
+    arrays = "ARGS=(--num-layers 4 --hidden-size 64)\nOTHER=(--tensor-model-parallel-size 8 --micro-batch-size 1)\n"
+    with pytest.raises(SpecError, match="contains no Megatron-LM argument"):
+        read(tmp_path, f"{arrays}srun --nodes 2 ./compiled --config ${{ARGS[@]}}\n")

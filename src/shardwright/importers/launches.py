@@ -9,6 +9,7 @@ from dataclasses import field, replace
 from shardwright.importers.shell.read import ShellScript
 from shardwright.importers.shell.state import Started
 from shardwright.importers.shell.unknown import is_known, shown
+from shardwright.importers.shell.wrappers import WRAPPERS
 from shardwright.records import record
 from shardwright.spec.cluster import Cluster
 
@@ -190,6 +191,9 @@ def _launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
         return LAUNCHERS[name], words[2:] if name in VERBS and list(words[1:2]) == [VERBS[name]] else words[1:]
     if name == "accelerate-launch":
         return "accelerate", words[1:]
+    if name.endswith(".sh"):  # a script that is not there is taken to start the program that it is given
+        place = next((i for i, word in enumerate(words) if i and PROGRAM.fullmatch(word)), None)
+        return ("python", words[place:]) if place is not None else (None, words)
     if not PYTHON.fullmatch(name):
         return None, words
     place = next((i for i in range(1, len(words)) if words[i] == "-m" or not words[i].startswith("-")), None)
@@ -234,7 +238,11 @@ def _options(words: Sequence[str]) -> dict[str, str]:
 
 
 def _bare(script: ShellScript) -> Iterator[Launch]:
-    """Arguments alone: a command that begins with one, or arrays and variables that hold them."""
+    """Arguments alone: a command that begins with one, or arrays and variables that hold them, where no program is
+    given any."""
+    wrapped = (s.words for s in script.started if s.around or s.words[0].rsplit("/", 1)[-1] in WRAPPERS)
+    if any(word.startswith("--") for words in wrapped for word in words[1:]):
+        return
     words = next((started.words for started in script.started if started.words[0].startswith("--")), None)
     if words is None:
         items = [item for values in script.arrays.values() for item in values]

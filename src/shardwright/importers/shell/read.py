@@ -60,7 +60,7 @@ def read_script(
     """
     text = purged(text)
     slurm = sbatch(text)
-    given = slurm_variables(slurm) | dict(environment or {})
+    given = (slurm_variables(slurm) if slurm else {}) | dict(environment or {})
     called: list[str] = []
     interpreter = Interpreter(text, _finder(folder, called))
     state = ShellState(

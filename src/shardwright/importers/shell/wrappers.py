@@ -109,7 +109,8 @@ def sbatch(text: str) -> dict[str, str]:
 
 
 def slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Slurm sets for a job of these options (sbatch's manual, output environment)."""
+    """Return the variables that Slurm sets for a job of these options (sbatch's manual, output environment). It is
+    submitted where its script is."""
     nodes = options.get("--nodes", "").split("-")[-1]
     tasks, per_node = options.get("--ntasks", ""), options.get("--ntasks-per-node", "")
     gpus = re.search(r"(\d+)$", options.get("--gpus-per-node", "") or _gpus_of(options.get("--gres", "")))
@@ -124,6 +125,7 @@ def slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
         "SLURM_GPUS_ON_NODE": gpus[1] if gpus else "",
     }
     variables["SLURM_NPROCS"] = variables["SLURM_NTASKS"]
+    variables |= {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_SUBMIT_DIR": "."}  # any number: scripts ask for it
     return {name: value for name, value in variables.items() if value}
 
 
