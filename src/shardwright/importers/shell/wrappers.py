@@ -74,7 +74,7 @@ def _starts(word: str, before: str) -> bool:
         return True
     name = word.rsplit("/", 1)[-1]
     return LAUNCHING.fullmatch(name) is not None or (
-        word.endswith((".sh", ".slurm", ".sbatch", ".py")) and not before.startswith("--")
+        word.endswith((".sh", ".slurm", ".sbatch", ".py")) and (not before.startswith("--") or "=" in before)
     )
 
 
