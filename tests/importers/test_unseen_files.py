@@ -202,6 +202,32 @@ def test_megatron_lm_takes_a_micro_batch_a_replica_where_no_batch_is_said(tmp_pa
     assert read(tmp_path, line, model=load_model("llama-7b"), seq_len=512).plan.job.global_batch == 8
 
 
+ACCELERATED = "accelerate launch{more} train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 --max_length 512"
+
+
+@pytest.mark.parametrize(
+    ("around", "more", "gpus"),
+    [("", "", 8), ("CUDA_VISIBLE_DEVICES=0,1,2,3 ", "", 4), ("export CUDA_VISIBLE_DEVICES=2\n", "", 1),
+     ("CUDA_VISIBLE_DEVICES=0,1 ", " --num_processes 2", 2), ("", " --config_file ten.yaml", 10)],
+)  # fmt: skip
+def test_accelerate_starts_a_process_on_each_device_of_a_machine_that_it_sees(
+    around: str, more: str, gpus: int, tmp_path: Path
+) -> None:
+    """accelerate/commands/launch.py 1.15: `torch.cuda.device_count()`, and one machine."""
+    (tmp_path / "ten.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 10\n")
+    (tmp_path / "run.sh").write_text(f"{around}{ACCELERATED.format(more=more)}\n")
+    assert plan_from_launch(tmp_path / "run.sh", cluster=load_cluster("2x8xH100-SXM")).plan.gpus == gpus
+
+
+@pytest.mark.parametrize(("option", "values"), [("learning_rate", "1e-5 2e-5"), ("seed", "1 2 3")])
+def test_a_sweep_over_what_decides_nothing_is_a_plan(option: str, values: str, tmp_path: Path) -> None:
+    line = f"{ACCELERATED.format(more=' --num_processes 4 --multi_gpu')} --{option} $value"
+    reading = read(tmp_path, f"for value in {values}; do\n  {line}\ndone\n")
+    assert reading.plan.gpus == 4 and f"{len(values.split())} trainings are started, all of this plan" in reading.notes
+    with pytest.raises(SpecError, match="several trainings that differ"):
+        read(tmp_path, f"for value in 1 2; do\n  {line.replace(option, 'gradient_accumulation_steps')}\ndone\n")
+
+
 def test_a_folder_of_modelscope_is_the_preset_that_it_holds() -> None:
     for name in preset_names():
         assert find_preset(f"/root/.cache/modelscope/hub/Org/{name.replace('.', '___')}") == find_preset(name)

@@ -7,6 +7,7 @@
 * `trainers`: DeepSpeed, Accelerate and Trainers of Hugging Face
 * `adapters`: adapters, by the names that PEFT and bitsandbytes have for them
 * `choices`: how the loss is computed, where activations are, which weights have copies
+* `tasks`: what tasks and jobs of YAML files run
 * `torchtitan`: torchtitan
 * `torchtune`: torchtune's full fine-tuning and LoRA
 * `foundry`: LLM Foundry, which Composer runs

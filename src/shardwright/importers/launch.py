@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -17,7 +17,6 @@ from shardwright.importers.adapters import beside_arguments
 from shardwright.importers.configurations import (
     Question,
     dialect,
-    document,
     named,
     of_configuration,
     of_megatron,
@@ -27,17 +26,17 @@ from shardwright.importers.configurations import (
     of_torchtitan,
     of_trainer,
 )
-from shardwright.importers.foundry import mosaic_run
 from shardwright.importers.launches import COMMANDS, Launch, launches
 from shardwright.importers.megatron.flags import refuse_hidden
 from shardwright.importers.megatron.read import Reading, decisive, reading_of_launch, several, training_of
-from shardwright.importers.paths import first, flattened, literal, overridden, without
+from shardwright.importers.paths import first, literal, overridden, without
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
 from shardwright.importers.recipes import listed
 from shardwright.importers.settings import BRIDGE_MODEL
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, shown
+from shardwright.importers.tasks import task_of
 from shardwright.importers.torchtitan import fields_of_python
 from shardwright.importers.torchtune import ADAPTER_RECIPES, RECIPES, trains_adapters
 from shardwright.plans.document import from_document, load_plan
@@ -51,13 +50,11 @@ TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/tr
 MEGATRON = {"--num-layers", "--num-attention-heads"}  # which no other trainer is told on its command line
 CONFIGURATIONS = (".json", *YAML, ".toml", ".py")
 FILES = (".json", *YAML)
-RAY = (("spec", "entrypoint"), ("entrypoint",))
 UNREAD = {"swift", "megatron", "xtuner", "litgpt", "colossalai"}  # commands of trainers that are not read
 INDIRECT = re.compile(r"\$\{!|\beval\b")  # names of variables that are made while the script runs
 PARAMETERS = re.compile(r"\$\{?[!#]?[@*#1-9]|\b(?:shift|getopts?|argparse|BASH_ARGV)\b")
 OF_LAUNCHERS = ("CUDA_VISIBLE_DEVICES", "NNODES", "NPROC_PER_NODE", "WORLD_SIZE")  # which `launches` reads
 OWN = {"composer": "foundry", "tune": "torchtune"}  # launchers of one trainer alone
-DOCUMENT, RUN = "\n---\n", re.compile(r"^run:", re.MULTILINE)  # of YAML
 LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")  # several words behind them
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
@@ -67,6 +64,7 @@ LORA = re.compile(r"(?<![a-z])lora(?![a-z])")  # in the name of a program that t
 # What the configurations of Accelerate say that `trl` has by name (trl/accelerate_configs of 1.16.0). That for one GPU
 # starts one process, whatever it says (accelerate/commands/launch.py: `simple_launcher`).
 PROCESSES = "num_processes"
+MOST_TRAININGS = 64  # of a script
 EIGHT: Mapping[Fields, Any] = {(PROCESSES,): 8}
 OF_TRL: Mapping[str, Mapping[Fields, Any]] = {
     "single_gpu": {("distributed_type",): "NO", (PROCESSES,): 1},
@@ -125,7 +123,7 @@ def _reading(
     text: str, ending: str, question: Question, arguments: tuple[str, ...], environment: Mapping[str, str]
 ) -> Reading:
     with sought(text, question.name):
-        task = _task(text, question.name) if ending in YAML else None
+        task = task_of(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
             if environment:
                 message = f"is for scripts, and {question.name} is a configuration"
@@ -168,24 +166,6 @@ def _as_asked(reading: Reading, question: Question) -> Reading:
     return reading
 
 
-def _task(text: str, name: str) -> tuple[str, dict[str, str], dict[str, str]] | None:
-    """Return what a task or job of a YAML file runs, with the environment and the files that it has there; None for any
-    other."""
-    if (mapped := _config_map(text, name)) is not None:
-        return mapped.pop("run.sh"), {}, mapped
-    task = _sky_task(text, name) or _ray_job(text, name)
-    return mosaic_run(text, name) if task is None else (*task, {})
-
-
-def _config_map(text: str, name: str) -> dict[str, str] | None:
-    """Return the files of a ConfigMap with a script, as `export --to kubernetes` writes it; None for any other YAML."""
-    parts = [part for part in text.split(DOCUMENT) if "kind: ConfigMap" in part]
-    for fields in (dict(flattened(document(part, name))) for part in parts):
-        if ("data", "run.sh") in fields:
-            return {path[1]: str(value) for path, value in fields.items() if path[0] == "data" and len(path) == 2}
-    return None
-
-
 def _asked(
     text: str,
     path: Path,
@@ -225,39 +205,6 @@ def _called(said: str, whole: str) -> str:
     return whole if is_whole(said) else said
 
 
-def _sky_task(text: str, name: str) -> tuple[str, dict[str, str]] | None:
-    """Return what a task of SkyPilot runs, or each of a group that differ in numbers of machines alone, with the
-    environment that it has there; None for any other YAML. Raises SpecError for a group of unlike tasks."""
-    parts = text.split(DOCUMENT)
-    every = [dict(flattened(document(part, name))) for part in parts if len(parts) == 1 or re.search(RUN, part)]
-    fields = next((fields for fields in every if isinstance(fields.get(("run",)), str)), {})
-    run = fields.get(("run",))
-    if not isinstance(run, str):
-        return None
-    if len({re.sub(r"^export .*$", "", str(task.get(("run",))), flags=re.MULTILINE) for task in every}) > 1:
-        raise bad(name, "is a group of tasks that start unlike programs", "give the one that trains")
-    environment = {path[1]: str(value) for path, value in fields.items() if path[0] == "envs" and value is not None}
-    gpus = next((str(value) for path, value in fields.items() if path[:2] == ("resources", "accelerators")), "")
-    sizes = {"NUM_NODES": fields.get(("num_nodes",), 1), "NUM_GPUS_PER_NODE": gpus.partition(":")[2] or gpus}
-    count = {f"SKYPILOT_{key}": str(value) for key, value in sizes.items() if str(value).isdigit()}
-    return run, count | environment
-
-
-def _ray_job(text: str, name: str) -> tuple[str, dict[str, str]] | None:
-    """Return the entrypoint of a job of Ray (KubeRay's RayJob, or fields of its job API), with the environment that it
-    has there; None for any other YAML."""
-    fields = dict(flattened(document(text, name)))
-    run = next((fields[path] for path in RAY if isinstance(fields.get(path), str)), None)
-    if run is None:
-        return None
-    inner = fields.get(("spec", "runtimeEnvYAML"))
-    around = dict(flattened(document(inner, name))) if isinstance(inner, str) else fields
-    variables = {
-        path[-1]: str(value) for path, value in around.items() if "env_vars" in path[:-1] and value is not None
-    }
-    return run, variables
-
-
 def _alone_under_ray(text: str, script: ShellScript) -> bool:
     """Whether all that a job of Ray starts are programs of Python, without a launcher."""
     started = launches(script)
@@ -272,7 +219,7 @@ def _of_script(script: ShellScript, question: Question) -> Reading:
             return _of_plan_file(launch.arguments[1] if len(launch.arguments) > 1 else "", question)
     training = [launch for launch in started if _trainer(launch)]
     if len({(launch.program, launch.arguments) for launch in training}) > 1:
-        raise several(training, question.name)
+        return _of_several(training, question)
     if training:
         return _of_launch(training[-1], _trainer(training[-1]), question)
     for launch in started:
@@ -287,6 +234,21 @@ def _of_script(script: ShellScript, question: Question) -> Reading:
     job = None if question.seq_len is None else Job(global_batch=1, seq_len=question.seq_len)
     launch, cluster, model = training_of(started, question.name), question.cluster, question.model
     return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=question.name)
+
+
+def _of_several(training: Sequence[Launch], question: Question) -> Reading:
+    """Return the plan of trainings that differ in what decides nothing, as a sweep over learning rates. Raises
+    SpecError where their plans differ."""
+    if len(training) > MOST_TRAININGS:
+        raise several(training, question.name)
+    readings = []
+    for launch in training:
+        apart = replace(question, problems=[], uncounted=[], notes=list(question.notes), folders=[])
+        readings.append(_of_launch(launch, _trainer(launch), apart))
+    if any(reading.plan != readings[0].plan for reading in readings):
+        raise several(training, question.name)
+    last = readings[-1]
+    return replace(last, notes=(*last.notes, f"{len(training)} trainings are started, all of this plan"))
 
 
 def _of_plan_file(file: str, question: Question) -> Reading:
@@ -350,6 +312,8 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     fields = _accelerate_fields(launch, question) | _with_files(arguments, launch, question)
     if launch.launcher == "trl" and launch.processes is None and isinstance(count := first(fields, PROCESSES), int):
         gpus = count  # of the configuration of Accelerate, which goes before the GPUs of a machine
+    if launch.launcher == "accelerate" and gpus is None and first(fields, PROCESSES, "num_machines") is None:
+        gpus = launch.machine(question.cluster)  # accelerate/commands/launch.py: all devices that it sees
     if LORA.search(launch.program.rsplit("/", 1)[-1].casefold()):
         fields = {("use_peft",): True, **fields}
     if pairs := PAIRS.search(launch.program):

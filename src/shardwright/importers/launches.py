@@ -51,7 +51,8 @@ TASKS_EACH = ("--ntasks-per-node", "--npernode", "-ppn", "-npernode", "--tasks-p
 @record
 class Launch:
     """One start of a program. Counts are None where they are not said, or not known. `options` are the launcher's own,
-    by long names with hyphens. `alone` says that nothing around it starts it more than once."""
+    by long names with hyphens. `visible` devices are left by the environment. `alone` says that nothing around it
+    starts it more than once."""
 
     arguments: tuple[str, ...]
     launcher: str = ""
@@ -61,7 +62,7 @@ class Launch:
     processes: Count = None
     options: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
-
+    visible: int | None = None
     alone: bool = False
 
     def gpus(self, cluster: Cluster) -> tuple[int | None, tuple[str, ...]]:
@@ -84,6 +85,11 @@ class Launch:
             nodes = sum(pool.nodes for pool in cluster.pools)
         told = f"all {nodes or 1} of the cluster with {per_node} GPUs each are taken"
         return per_node * (nodes or 1), tuple(f"{note}: {told}" for note in notes)
+
+    def machine(self, cluster: Cluster) -> int | None:
+        """Return the GPUs of a machine that a launcher sees, None where machines of `cluster` differ."""
+        sizes = {pool.gpus_per_node for pool in cluster.pools}
+        return self.visible or (sizes.pop() if len(sizes) == 1 else None)
 
 
 def launches(script: ShellScript) -> tuple[Launch, ...]:
@@ -142,6 +148,7 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
         processes=processes,
         options=options,
         line=started.line,
+        visible=_count(started.environment.get("CUDA_VISIBLE_DEVICES", "")),
         alone=launcher == "python" and not started.around,
     )
 
