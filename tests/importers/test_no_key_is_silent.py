@@ -73,6 +73,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "lora_attn_modules": ["q_proj", "v_proj"],
             },
             "tokenizer": {"max_seq_len": 1024},
+            "optimizer": {"_component_": "torch.optim.AdamW"},
             "batch_size": 1,
         },
     ),

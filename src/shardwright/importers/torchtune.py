@@ -35,6 +35,8 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
     """Return a configuration of one of `RECIPES`, of one device where one GPU runs."""
     component = str(config.first("model") or "")
     tensor = config.whole("tensor_parallel_dim", 1)
+    if config.first("optimizer") is None:
+        config.report("optimizer", "is missing: this trains nothing", "give the configuration of a training")
     if config.first("batch_size") is None:
         config.report("batch_size", "is missing", "write the sequences of a step on a GPU")
     micro, steps = config.whole("batch_size", 1), config.whole("gradient_accumulation_steps", 1)
