@@ -274,3 +274,28 @@ def test_arrays_beside_a_program_that_is_not_known_are_not_taken_for_its_argumen
     arrays = "ARGS=(--num-layers 4 --hidden-size 64)\nOTHER=(--tensor-model-parallel-size 8 --micro-batch-size 1)\n"
     with pytest.raises(SpecError, match="contains no Megatron-LM argument"):
         read(tmp_path, f"{arrays}srun --nodes 2 ./compiled --config ${{ARGS[@]}}\n")
+
+
+NEMO_2 = "import nemo_run as run\nfrom nemo.collections import llm\n"
+BRIDGE = "from megatron.bridge.training.config import ConfigContainer\n"
+OF_NEMO = "recipe.data.global_batch_size = 64\n    recipe.data.micro_batch_size = 1\n    recipe.data.seq_length = 4096"
+OF_BRIDGE = OF_NEMO.replace("recipe.data.g", "recipe.train.g").replace("recipe.data.m", "recipe.train.m")
+
+
+@pytest.mark.parametrize(("header", "fields"), [(NEMO_2, OF_NEMO), (BRIDGE, OF_BRIDGE)], ids=["NeMo", "Bridge"])
+@pytest.mark.parametrize(
+    ("imports", "call"),
+    [
+        ("from my.recipes import base", "base(num_nodes=1)"),
+        ("from my.recipes import base", "base()"),
+        ("from my import recipes", "recipes.base()"),
+        ("from .recipes import base as other", "other(nodes=1)"),
+    ],
+)
+def test_a_recipe_that_is_made_by_another_file_is_refused(
+    header: str, fields: str, imports: str, call: str, tmp_path: Path
+) -> None:
+    """Else degrees, precision and optimizer would be Megatron-LM's defaults."""
+    text = f"{header}{imports}\n\ndef configure():\n    recipe = {call}\n    {fields}\n    return recipe\n"
+    with pytest.raises(SpecError, match=r"builds on \S+ of another file"):
+        read(tmp_path, text, "train.py", model=load_model("llama-3-8b"))

@@ -24,7 +24,15 @@ from shardwright.importers.megatron.read import DECISIVE, Reading, reading_of_fl
 from shardwright.importers.paths import first, flattened, interpolated, overridden, without
 from shardwright.importers.python_values import COMPUTED, PythonValues, python_values
 from shardwright.importers.python_values import Path as Fields
-from shardwright.importers.recipes import NEMO, Recipe, model_of_class, recipe_of, renamed, with_defaults
+from shardwright.importers.recipes import (
+    NEMO,
+    Recipe,
+    model_of_class,
+    recipe_of,
+    refuse_foreign_base,
+    renamed,
+    with_defaults,
+)
 from shardwright.importers.settings import (
     BRIDGE_COMMON,
     BRIDGE_EXPERTS,
@@ -218,6 +226,8 @@ def of_python(text: str, arguments: tuple[str, ...], gpus: int | None, question:
         fields = fields_of_python(source, question.folder.absolute().name, question.name)
         return of_torchtitan(overridden(fields, changes), gpus, question)
     named_recipe = recipe_of(source, question.name)
+    if named_recipe is None:
+        refuse_foreign_base(source, question.name)
     if (named_recipe and named_recipe[0] == "nemo") or any(
         origin.startswith(NEMO) for origin in source.imports.values()
     ):

@@ -42,7 +42,8 @@ class PythonValues:
     """`values` by path; `calls`, names of functions that the file calls, each with its literal arguments; `handed`,
     names that calls hand over (`run.Config(Llama3Config8B)`); `imports`, what each imported name is in full;
     `functions`, those of the file that are not being read; `objects`, what local names are made by, with the fields
-    that it says."""
+    that it says; `makers`, the function that a local name is made by, and `bases`, those of names whose fields are set
+    or that are returned."""
 
     values: dict[Path, Any] = field(default_factory=dict)
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -50,6 +51,8 @@ class PythonValues:
     imports: dict[str, str] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     objects: dict[str, tuple[ast.Call, dict[Path, Any]]] = field(default_factory=dict)
+    makers: dict[str, str] = field(default_factory=dict)
+    bases: list[str] = field(default_factory=list)
 
 
 def python_values(text: str, name: str, function: str | None = None) -> PythonValues:
@@ -113,6 +116,8 @@ def _statement(node: ast.stmt, names: dict[str, Any], module: PythonValues) -> N
             _assign(target, node.value, names, module)
     elif isinstance(node, ast.Return | ast.Expr) and node.value is not None:
         _gather(node.value, names, module, ())
+        if isinstance(node, ast.Return):
+            module.bases += [maker for maker in (_maker(node.value, module),) if maker]
     elif isinstance(node, ast.If):
         truth = _value(node.test, names)
         for branch, taken in ((node.body, truth), (node.orelse, COMPUTED if truth is COMPUTED else not truth)):
@@ -129,16 +134,25 @@ def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], module: Py
     path = _path(target)
     if isinstance(target, ast.Name):
         names[target.id] = _value(value, names)
+        module.makers[target.id] = _maker(value, module)
         before = dict(module.values)
         _gather(value, names, module, ())
         if isinstance(value, ast.Call) and value.keywords:
             module.objects[target.id] = value, {key: said for key, said in module.values.items() if key not in before}
     elif path is not None:
+        module.bases += [maker for maker in (module.makers.get(path[0]),) if maker]
         if isinstance(value, ast.Call | ast.Dict):
             _mark(path[1:], value, module)
             _gather(value, names, module, path[1:])
         else:
             module.values[path[1:]] = _value(value, names)
+
+
+def _maker(node: ast.expr, module: PythonValues) -> str:
+    """Return the name of the function that makes a value, empty for none."""
+    if isinstance(node, ast.Name):
+        return module.makers.get(node.id, "")
+    return ".".join(_path(node.func) or ()) if isinstance(node, ast.Call) else ""
 
 
 def _path(node: ast.expr) -> Path | None:

@@ -17,6 +17,7 @@ from shardwright.importers.settings import BRIDGE_COMMON
 from shardwright.records import record
 
 NEMO = "nemo.collections.llm"
+PACKAGES = ("nemo", "nemo_run", "megatron", "torch", "lightning")  # whose functions make parts of configurations
 BRIDGE_RECIPES = "megatron.bridge.recipes"
 # What the trainers and optimizers of all recipes of NeMo 2 have (recipes/*.py, recipes/optim/adam.py,
 # recipes/precision/mixed_precision.py and GPTConfig of NeMo 2.4.1).
@@ -98,6 +99,15 @@ def recipe_of(source: PythonValues, name: str) -> tuple[str, Recipe] | None:
             title = f"{title}.performance"
         return trainer, listed(trainer, title, name)
     return None
+
+
+def refuse_foreign_base(source: PythonValues, name: str) -> None:
+    """Raise SpecError for a configuration that is made by a function of a file that is not read."""
+    for base in source.bases:
+        origin = source.imports.get(base.partition(".")[0], "")
+        if origin and origin.lstrip(".").partition(".")[0] not in PACKAGES and base.rsplit(".", 1)[-1][:1].islower():
+            message = f"builds on {base} of another file ({origin.rpartition('.')[0]})"
+            raise bad(name, message, "write what it sets into this file, or evaluate that file")
 
 
 def model_of_class(source: PythonValues) -> str | None:
