@@ -17,8 +17,10 @@ from typing import Annotated, Any
 
 import shardwright
 from shardwright.commands import option
+from shardwright.cost.memory.sizes import CONTEXT_BYTES
 from shardwright.errors import bad
 from shardwright.files import write_atomically
+from shardwright.plans.plan import StageMemory
 from shardwright.reports.accuracy import markdown_table
 from shardwright.units import GIBIBYTE, GIGA, format_seconds
 
@@ -26,7 +28,7 @@ FOLDER = Path(__file__).parent / "data" / "unseen"
 PAGE = Path(__file__).parents[2] / "docs" / "unseen-runs.md"
 FAR = 0.25
 FITS = (0.9, 0.01)
-ADAPTERS = ("adapter", "adapter_targets")  # settings that are the job's, no pins
+OF_JOB = ("adapter", "adapter_targets", "optimizer")  # no pins
 
 LEAD = """# Runs that no constant has seen
 
@@ -55,13 +57,14 @@ loop over experts take 1.2 to 1.6 times as long as predicted."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenRun:
-    """A run and its prediction: seconds of an iteration, peak bytes of a GPU (measured: None where not published)."""
+    """A run and its prediction: seconds of an iteration, peak bytes of a GPU (measured: None where not published, or
+    where steps were of other sequences than that of the peak)."""
 
     source: str
     where: str
     name: str
     note: str
-    seconds: float
+    seconds: float | None
     memory: float | None
     predicted_seconds: float
     low: float
@@ -69,9 +72,9 @@ class UnseenRun:
     predicted_memory: float
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
         """Predicted over measured seconds."""
-        return self.predicted_seconds / self.seconds
+        return None if self.seconds is None else self.predicted_seconds / self.seconds
 
     @property
     def memory_ratio(self) -> float | None:
@@ -81,7 +84,7 @@ class UnseenRun:
     @property
     def inside(self) -> bool:
         """Whether the measured seconds lie in the 80 % interval."""
-        return self.low <= self.seconds <= self.high
+        return self.seconds is not None and self.low <= self.seconds <= self.high
 
 
 def unseen_runs(path: Path = FOLDER / "runs.csv") -> tuple[dict[str, str], ...]:
@@ -94,14 +97,14 @@ def predicted(row: Mapping[str, str]) -> UnseenRun:
     """Return a run with its prediction. Raises SpecError for settings that no plan has."""
     precision, _, recipe = row["precision"].partition(":")
     pins = {name: _value(value) for name, value in (pair.split("=") for pair in row["settings"].split())}
-    adapters: dict[str, Any] = {name: str(pins.pop(name)) for name in ADAPTERS if name in pins}
+    of_job: dict[str, Any] = {name: str(pins.pop(name)) for name in OF_JOB if name in pins}
     job = shardwright.make_job(
         global_batch=int(row["global_batch"]),
         seq_len=int(row["seq_len"]),
         precision=precision,
         fp8_recipe=recipe or None,
         framework=row["framework"],
-        **adapters,
+        **of_job,
     )
     model = str(FOLDER / row["model"]) if row["model"].endswith(".json") else row["model"]
     asked: dict[str, Any] = {"pins": pins, "framework": row["framework"], "top": 1}
@@ -117,17 +120,19 @@ def predicted(row: Mapping[str, str]) -> UnseenRun:
         where=row["where"],
         name=row["name"],
         note=row["note"],
-        seconds=float(row["seconds"]),
+        seconds=float(row["seconds"]) if row["seconds"] else None,
         memory=float(row["memory_gb"]) * unit if row["memory_gb"] else None,
         predicted_seconds=prediction.iteration_seconds,
         low=prediction.interval[0],
         high=prediction.interval[1],
-        predicted_memory=max(
-            stage.total_bytes - stage.context_bytes * row["memory_kind"].endswith("allocated")
-            for stages in prediction.memory
-            for stage in stages
-        ),
+        predicted_memory=max(_counted(stage, row["memory_kind"]) for stages in prediction.memory for stage in stages),
     )
+
+
+def _counted(stage: StageMemory, kind: str) -> float:
+    """Return what of the memory of a GPU a source counts: tensors, what their allocator has, or all of the process."""
+    beside = {"allocated": stage.context_bytes, "reserved": CONTEXT_BYTES}
+    return stage.total_bytes - next((size for word, size in beside.items() if kind.endswith(word)), 0.0)
 
 
 def _value(text: str) -> int | str:
@@ -151,9 +156,10 @@ def unseen_page(runs: Sequence[UnseenRun]) -> str:
 def _summed(source: str, runs: Sequence[UnseenRun], parts: Sequence[tuple[str, Sequence[UnseenRun]]] = ()) -> list[str]:
     """Return the row of some runs; medians over `parts`, where there are any, are means of theirs."""
     groups = [of for _, of in parts] or [runs]
-    seconds = [median(abs(run.ratio - 1.0) for run in of) for of in groups]
+    timed = [[run for run in of if run.ratio is not None] for of in groups]
+    seconds = [median(abs(ratio - 1.0) for run in of if (ratio := run.ratio) is not None) for of in timed if of]
     memory = [median(errors) for of in groups if (errors := list(_memory_errors(of)))]
-    inside = [sum(run.inside for run in of) / len(of) for of in groups]
+    inside = [sum(run.inside for run in of) / len(of) for of in timed if of]
     known = sum(run.memory is not None for run in runs)
     means = [f"{sum(values) / len(values):.1%}" if values else "–" for values in (seconds, inside, memory)]
     return [source, str(len(runs)), means[0], means[1], str(known), means[2]]
@@ -168,8 +174,11 @@ def _figures(run: UnseenRun) -> list[str]:
     memory = "–" if run.memory is None else f"{run.memory / GIBIBYTE:.1f} GiB"
     of_memory = "–" if run.memory_ratio is None else f"{run.memory_ratio:.2f}"
     name = f"{run.name} ({run.note})" if run.note else run.name
-    measured, now = format_seconds(run.seconds), format_seconds(run.predicted_seconds)
-    return [name, measured, now, range_, f"{run.ratio:.2f}", "yes" if run.inside else "no", memory, of_memory]
+    now = format_seconds(run.predicted_seconds)
+    if run.seconds is None:
+        return [name, "–", now, range_, "–", "–", memory, of_memory]
+    inside = "yes" if run.inside else "no"
+    return [name, format_seconds(run.seconds), now, range_, f"{run.ratio:.2f}", inside, memory, of_memory]
 
 
 def _once(runs: Iterable[UnseenRun]) -> Iterator[str]:

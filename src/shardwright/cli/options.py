@@ -90,7 +90,8 @@ class TrainingOptions:
         str,
         option(
             metavar="NAME",
-            help="adam, adam8bit (moments in 8 bits), paged_adam and paged_adam8bit (paged to the host), galore and "
+            help="adam, foreach_adam (PyTorch's where it is not fused: its update has a copy of a moment), "
+            "adam8bit (moments in 8 bits), paged_adam and paged_adam8bit (paged to the host), galore and "
             "apollo (moments of projected gradients; galore:64 for that rank), lion, adafactor, muon or sgd.",
         ),
     ] = "adam"

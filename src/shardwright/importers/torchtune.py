@@ -51,6 +51,8 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
         *words_of({"--bf16": sixteen}),
     )
     optimizer, uncounted = optimizer_of(config, "optimizer")
+    if optimizer == "adam" and config.first("fused") is not True:
+        optimizer = "foreach_adam"  # of torch.optim, unless it is told otherwise
     if offloads:
         refuse_offload(config, "fsdp_cpu_offload", stage, optimizer)
     adapter = _adapter(config, component)

@@ -31,7 +31,7 @@ NOT_YET = ("deepspeed", "nanotron", "jax", "trl")
 SIZES = ("global_batch", "seq_len", "precision")
 OF_NO_STEP = ("tokens", "objective", "framework", "budget_dollars", "deadline_hours")
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "score_scale")  # of what is computed all the same
-OPTIMIZERS = ("adam", "adam8bit")
+OPTIMIZERS = ("adam", "foreach_adam", "adam8bit")
 HINT = "rehearse a dense model of the families llama, mistral, qwen2 or qwen3"
 
 

@@ -27,9 +27,9 @@ class OptimizerWidths:
     """Bytes a trained parameter of one optimizer, a row of `data/optimizers.csv`.
 
     `state` has the fp32 master weight and the moments, `stored` the same in a checkpoint, `update` what an update
-    moves: read gradient (twice, for the norm), master weight, moments; write these and the 16-bit weight. `state_16`
-    and `update_16` are those beside 16-bit weights without masters, `paged` and `paged_16` the part that is paged to
-    the host.
+    moves: read gradient (twice, for the norm), master weight, moments; write these and the 16-bit weight. `copy` is
+    what is there in an update alone. `state_16`, `update_16` and `copy_16` are those beside 16-bit weights without
+    masters, `paged` and `paged_16` the part that is paged to the host.
     """
 
     state: float
@@ -37,6 +37,8 @@ class OptimizerWidths:
     stored: float
     update: float
     update_16: float
+    copy: float
+    copy_16: float
     paged: float
     paged_16: float
 
@@ -92,7 +94,8 @@ def _whole_state_width(job: Job) -> float:
 
 def update_copy_width(job: Job) -> float:
     """Return the bytes of an updated parameter that are there in an update alone."""
-    return COPY_BYTES if job.masters and _copies(job) else 0.0
+    widths = optimizer_widths()[job.optimizer]
+    return widths.copy + COPY_BYTES * _copies(job) if job.masters else widths.copy_16
 
 
 def paged_width(job: Job) -> float:

@@ -205,7 +205,8 @@ def _in_update(context: Context, rows: Strategies, held: HeldParameters, state: 
     job, facts = context.job, memory_facts(context.job.framework)
     copied = weight_bytes(job) * facts.by_unit * np.isin(rows.sharding, (ZERO1, ZERO2))[:, None]
     copies = (copied + update_copy_width(job) * (1.0 - rows.offload)[:, None]) * _updated(context, rows, held)
-    return np.asarray(copies + (late - state.resharded) * (rows.sharding == UNSHARDED)[:, None])
+    gone = np.where((late > 0.0) | (rows.sharding == UNSHARDED)[:, None], state.resharded, 0.0)
+    return np.asarray(copies + late - gone)
 
 
 def held_parameters(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> HeldParameters:

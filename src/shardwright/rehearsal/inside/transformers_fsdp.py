@@ -74,8 +74,9 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
 
 def _optimizer(name: str, parameters: list[Any], shims: dict[str, str]) -> tuple[Any, str]:
     """Return the optimizer that transformers' Trainer is told to take, and what it is."""
-    if name == "adam":
-        return torch.optim.AdamW(parameters, lr=1e-4, fused=True), "torch.optim.AdamW(fused=True)"
+    if name != "adam8bit":
+        kernels = "fused" if name == "adam" else "foreach"
+        return torch.optim.AdamW(parameters, lr=1e-4, **{kernels: True}), f"torch.optim.AdamW({kernels}=True)"
     require("torchao", "pip install torchao")
     with _disable_current_modes():
         library = importlib.import_module("torchao.optim")
