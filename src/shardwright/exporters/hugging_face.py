@@ -23,7 +23,8 @@ from shardwright.spec.model import Model
 
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
 OPTIMIZER = {
-    "foreach_adam": "adamw_torch", "adam8bit": "adamw_bnb_8bit", "paged_adam": "paged_adamw_32bit", "paged_adam8bit": "paged_adamw_8bit",
+    "foreach_adam": "adamw_torch", "adam8bit": "adamw_bnb_8bit",
+    "paged_adam": "paged_adamw_32bit", "paged_adam8bit": "paged_adamw_8bit",
     "galore": "galore_adamw", "apollo": "apollo_adamw", "lion": "lion_32bit", "adafactor": "adafactor", "sgd": "sgd",
 }  # fmt: skip
 CHUNKED = dict.fromkeys(("rope", "swiglu", "rms_norm", "cross_entropy"), False) | {"fused_linear_cross_entropy": True}

@@ -36,8 +36,8 @@ class Job:
     """One training run. Sizes are in samples and tokens; `tokens` is None where only the step time is wanted.
 
     `framework` is the software that runs it; "megatron-2021" stands for Megatron of the time before FlashAttention,
-    "fsdp" for FSDP without compilation, "eager" for plain PyTorch. Optimizer "foreach_adam" is PyTorch's Adam where it is
-    not fused: several kernels that go over all weights, one after another; "adam8bit" keeps Adam's moments in 8 bits,
+    "fsdp" for FSDP without compilation, "eager" for plain PyTorch. Optimizer "foreach_adam" is PyTorch's Adam where it
+    is not fused: several kernels go over all weights, one after another; "adam8bit" keeps Adam's moments in 8 bits,
     the paged ones keep them in memory that is paged to the host; "galore" and "apollo" keep those of gradients of
     matrices of layers that are projected to `optimizer_rank` (None: 128) dimensions; "muon" orthogonalises the steps of
     matrices of layers (Adam takes the rest); with "none" an iteration is a forward and a backward pass alone.

@@ -15,7 +15,6 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
-from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
@@ -38,6 +37,7 @@ from shardwright.cost.memory.sizes import (
     gradient_bytes,
     reference_pass_bytes,
     state_bytes,
+    update_copy_bytes,
     weight_bytes,
 )
 from shardwright.cost.stage.exact import of_pipelines, per_rank
@@ -204,7 +204,8 @@ def _in_update(context: Context, rows: Strategies, held: HeldParameters, state: 
     """Return what the update adds, [N, P]: copies of what it updates, and all gradients where they came late."""
     job, facts = context.job, memory_facts(context.job.framework)
     copied = weight_bytes(job) * facts.by_unit * np.isin(rows.sharding, (ZERO1, ZERO2))[:, None]
-    copies = (copied + update_copy_width(job) * (1.0 - rows.offload)[:, None]) * _updated(context, rows, held)
+    updated, here = _updated(context, rows, held), (1.0 - rows.offload)[:, None]
+    copies = copied * updated + update_copy_bytes(job, rows.sharding[:, None], here * updated)
     gone = np.where((late > 0.0) | (rows.sharding == UNSHARDED)[:, None], state.resharded, 0.0)
     return np.asarray(copies + late - gone)
 

@@ -20,6 +20,8 @@ from shardwright.records import record
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.job import Framework, Job
 
+SUB_GROUP = 1e9  # documented: weights that DeepSpeed 0.19.8 updates at a time under ZeRO-3 (runtime/zero/config.py)
+
 
 @record
 class MemoryFacts:
@@ -41,7 +43,10 @@ class MemoryFacts:
     `fwd_cache`). `freed`: whether gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch
     has them in place of activations, and weights of two layers are gathered in place of the head's. `buckets`: whether
     copies sum whole gradients in buffers of their type beside them, which stay (DistributedDataParallel with
-    `gradient_as_bucket_view=False`, the default of PyTorch 2.13 and Accelerate 1.15). `gradients_follow`:
+    `gradient_as_bucket_view=False`, the default of PyTorch 2.13 and Accelerate 1.15). `flattens`: whether gradients
+    in 16 bits go to one tensor for the update, and from that to fp32: of all that a rank updates,
+    or under ZeRO-3 of `SUB_GROUP` weights at a time (DeepSpeed 0.19.8: runtime/zero/stage_1_and_2.py 3113-3131,
+    stage3.py: `_prepare_fp32_grad_for_sub_group`). `gradients_follow`:
     whether under ZeRO-2 and 3 gradients go to host memory with the state that is there, in every micro-batch
     (DeepSpeed, FSDP2); `weights_follow`: whether under ZeRO-3 weights do, too, and come back for every pass (FSDP2's
     `CPUOffloadPolicy`). `host_beside`: bytes in host memory beside the state there: the gradient that its update reads,
@@ -81,6 +86,7 @@ class MemoryFacts:
     stage_buffers: bool
     freed: bool
     buckets: bool
+    flattens: bool
     gradients_follow: bool
     weights_follow: bool
     host_beside: float

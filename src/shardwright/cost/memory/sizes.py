@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints, by_number
-from shardwright.cost.frameworks.optimizer import ends_width, paged_width, state_width
+from shardwright.cost.frameworks.optimizer import COPY_BYTES, ends_width, paged_width, state_width, update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.memory.facts import SUB_GROUP, memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies
 from shardwright.records import record
 from shardwright.spec.adapter import least_adapter_share
@@ -229,7 +229,18 @@ def gradient_bytes(job: Job) -> float:
     if job.precision == "fp32":
         return 4.0
     narrow = job.bf16_gradients or (job.fp8_storage and not job.fp32_gradients)
-    return 2.0 if narrow else memory_facts(job.framework).gradient
+    least = SINGLE if job.fp32_gradients else 2.0
+    return 2.0 if narrow else max(memory_facts(job.framework).gradient, least)
+
+
+def update_copy_bytes(job: Job, sharding: Array, updated: Array) -> Floats:
+    """Return the bytes that are there in an update alone on a rank that updates so many weights
+    (`MemoryFacts.flattens`)."""
+    width, at_once = update_copy_width(job), updated
+    if memory_facts(job.framework).flattens and gradient_bytes(job) < SINGLE:
+        width = gradient_bytes(job) + COPY_BYTES * job.masters
+        at_once = np.where(sharding == ZERO3, np.minimum(updated, SUB_GROUP), updated)
+    return np.asarray(width * at_once)
 
 
 def under_autocast(job: Job) -> bool:

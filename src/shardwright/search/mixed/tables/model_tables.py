@@ -11,7 +11,6 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.moments import embedded_again, least_message_buffers, staying_bytes
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
@@ -27,6 +26,7 @@ from shardwright.cost.memory.sizes import (
     room_for_tensors,
     summed_bytes,
     trained_share,
+    update_copy_bytes,
 )
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
@@ -190,7 +190,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "logit_bytes": logits + table.before_logits[row],
         "output_bytes": output,
         "embedding_bytes": whole_ends.first,
-        "update_bytes": update_copy_width(job) * (1.0 - rows.offload),
+        "update_bytes": update_copy_bytes(job, rows.sharding, 1.0 - rows.offload),
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
         "ends_bytes": sum(getattr(ends, part) - getattr(state, part) for part in ("optimizer", "weights", "gradients")),
