@@ -18,11 +18,13 @@ from shardwright.cost.frameworks.optimizer import (
     stored_width,
     update_width,
 )
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import Footprint, footprint
 from shardwright.cost.iteration.step import optimizer_seconds
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.ends import logit_bytes
-from shardwright.cost.strategies import UNIFORM, UNSHARDED, ZERO3, strategies
+from shardwright.cost.memory.sizes import update_copy_bytes
+from shardwright.cost.strategies import UNIFORM, UNSHARDED, ZERO1, ZERO2, ZERO3, strategies
 from shardwright.errors import SpecError
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Job, Optimizer
@@ -60,6 +62,7 @@ def test_every_optimizer_has_its_row() -> None:
     ("optimizer", "mixed", "pure"),
     [
         ("adam", 18.0, 8.0),
+        ("foreach_adam", 18.0, 8.0),
         ("adam8bit", 12.03125, 6.03125),
         ("paged_adam", 10.0, 4.0),
         ("lion", 14.0, 6.0),
@@ -90,6 +93,39 @@ def test_a_paged_state_waits_on_the_link_to_the_host_and_no_other_does() -> None
     link = POOL.gpu.pcie_bytes_per_second * 0.8
     assert seconds("paged_adam") - seconds("adam") == pytest.approx(2 * 8 * 1e9 / link)
     assert paged_width(job(optimizer="paged_adam", options=PURE)) == 4.0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize(("options", "width"), [(PURE, 2.0), (Options(), 4.0)])
+def test_an_update_of_several_kernels_has_a_copy_of_a_moment(ranks: int, options: Options, width: float) -> None:
+    """Beside weights, gradients and moments alone, whoever shares them out."""
+    sharding = UNSHARDED if ranks == 1 else ZERO3
+    short = job(seq_len=64, options=options)
+    fused, several = (
+        peak(replace(short, optimizer=optimizer), dp=ranks, sharding=sharding) for optimizer in ("adam", "foreach_adam")
+    )
+    sixteen_bits_of_masters = 2.0 * (options != PURE)  # which are gone by then
+    updated, states = MODEL.parameters / ranks, whole_state(replace(short, optimizer="adam")) - sixteen_bits_of_masters
+    least, most = (states + width) * updated, float(fused.tensors[0, 0]) + width * updated
+    assert least * (1.0 - 1e-9) <= float(several.tensors[0, 0]) <= most * (1.0 + 1e-9)
+    assert update_width(replace(short, optimizer="foreach_adam")) > 2.0 * update_width(short)
+
+
+@pytest.mark.parametrize(("sharding", "ranks"), [(UNSHARDED, 1), (ZERO1, 4), (ZERO2, 8), (ZERO3, 4), (ZERO3, 64)])
+def test_deepspeed_has_gradients_of_what_it_updates_three_times(sharding: int, ranks: int) -> None:
+    """In the type of the passes as they came and in one tensor, and in fp32; under ZeRO-3 of 1e9 weights at a time. In
+    fp32 throughout they are there once."""
+    deepspeed = job(framework="deepspeed", seq_len=64, global_batch=64)
+    updated = np.array([[MODEL.parameters / ranks]])
+    copies = update_copy_bytes(deepspeed, np.array([[sharding]]), updated)
+    at_once = min(float(updated[0, 0]), 1e9) if sharding == ZERO3 else float(updated[0, 0])
+    assert float(copies[0, 0]) == pytest.approx(6.0 * at_once)
+    single = replace(deepspeed, options=Options(grad_reduce="fp32"))
+    assert float(update_copy_bytes(single, np.array([[sharding]]), updated)[0, 0]) == 0.0
+    rank = parameter_state(MODEL, deepspeed, sharding, dense_ranks=float(ranks))
+    wide = parameter_state(MODEL, single, sharding, dense_ranks=float(ranks))
+    assert float((wide.gradients - rank.gradients)[0]) == pytest.approx(2.0 / (ranks if sharding >= ZERO2 else 1))
+    assert widths_of(deepspeed).gradient_reduction == 2.0 and widths_of(single).gradient_reduction == 4.0
 
 
 def test_weights_without_masters_are_their_own_shard() -> None:

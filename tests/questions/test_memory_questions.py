@@ -24,6 +24,7 @@ def answer(row: Mapping[str, str]) -> Ranking:
         global_batch=int(row["global_batch"]),
         seq_len=int(row["seq_len"]),
         framework=row["framework"],
+        precision="fp16" if "V100" in row["cluster"] else "bf16",
         optimizer=row["optimizer"],
         adapter=row["adapter"] or None,
     )

@@ -96,8 +96,8 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
             "offload_param", "goes with ZeRO-3 alone, whose shards it offloads", "use stage 3, or device none"
         )
     optimizer, uncounted = optimizer_of(config, "type") if config.first("type") else optimizer_of(trainer, "optim")
-    if optimizer == "foreach_adam":  # over flat shards; DeepSpeed's own is fused
-        optimizer, uncounted = "adam", (*uncounted, "optim adamw_torch (a copy of a moment in its update)")
+    if optimizer == "foreach_adam":  # its copy of a moment has room where gradients were copied (`flattens`)
+        optimizer, uncounted = "adam", (*uncounted, "optim adamw_torch (an update of several kernels)")
     basics = Basics(
         precision=precision,
         sharded=stage == 3,
