@@ -90,6 +90,18 @@ def of_whole(seed: int) -> Plan:
     return best_plan(model, framework, gpus, length, gpus * micro_batch * times, pins, adapter)
 
 
+def of_several_kernels(seed: int) -> Plan:
+    """Return one of few tokens whose Adam is not fused, with weights whole or sharded, and every second without fp32
+    masters."""
+    draw = random.Random(seed)
+    model, framework, gpus, _, batch, pins = _of_fsdp(draw)
+    if draw.random() < 0.5:
+        gpus, batch = 1, batch // gpus
+        pins = {name: value for name, value in pins.items() if name != "gradient_sync"} | {"sharding": "none", "dp": 1}
+    pins = {**pins, "master_weights": draw.choice(("fp32", "none"))}
+    return best_plan(model, framework, gpus, draw.choice((128, 256, 1024)), batch, pins, optimizer="foreach_adam")
+
+
 def _targets(draw: random.Random, seed: int) -> str:
     """Return beside what adapters stand: every fourth time not beside what a layer begins with."""
     drawn, apart = draw.choice(TARGETS), LATER_TARGETS[seed // 4 % len(LATER_TARGETS)]
@@ -207,11 +219,12 @@ def modules_of(model: Model) -> list[str]:
 
 DRAWS: Mapping[str, Callable[[int], Plan]] = {
     "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "adapters": of_adapters, "megatron": of_megatron,
-    "preferences": of_preferences, "whole": of_whole,
+    "preferences": of_preferences, "whole": of_whole, "several kernels": of_several_kernels,
 }  # fmt: skip
 NEEDS = {
     "fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao"),
     "preferences": ("transformers", "peft", "bitsandbytes", "trl"), "whole": ("transformers", "peft", "bitsandbytes"),
+    "several kernels": ("transformers",),
 }  # fmt: skip
 PYTHONS = {"megatron": os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON") or None}  # environments of their own
 SKIPPED = {"torchtitan": "has plans of its own (test_torchtitan)"}

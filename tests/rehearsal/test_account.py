@@ -27,12 +27,15 @@ def difference(plan: Plan, seed: int, python: str | None = None) -> float:
     return rank.difference
 
 
-@pytest.mark.parametrize(("trainer", "seed"), [("fsdp", 108), ("train", 1), ("adapters", 15), ("whole", 37)])
+@pytest.mark.parametrize(
+    ("trainer", "seed"),
+    [("fsdp", 108), ("train", 1), ("adapters", 15), ("whole", 37), ("several kernels", 4)],
+)
 def test_the_account_agrees_with_a_rehearsal(trainer: str, seed: int) -> None:
     """Of adapters beside frozen weights, whose gradients wait whole through two micro-batches, under ZeRO-2; of
     1,024 tokens of a large vocabulary, whose embedding and head are whole one by one, under ZeRO-3; of adapters beside
-    some matrices, on a stage of the embedding and one layer further on; and of four copies, whose gradients are summed
-    in buckets."""
+    some matrices, on a stage of the embedding and one layer further on; of four copies, whose gradients are summed
+    in buckets; and of few tokens, where the update is the peak, of several kernels."""
     require_guard()
     pytest.importorskip("transformers")
     if importlib.util.find_spec("peft") is None:  # to import it would take as long as a rehearsal

@@ -75,8 +75,9 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
 def _optimizer(name: str, parameters: list[Any], shims: dict[str, str]) -> tuple[Any, str]:
     """Return the optimizer that transformers' Trainer is told to take, and what it is."""
     if name != "adam8bit":
-        kernels = "fused" if name == "adam" else "foreach"
-        return torch.optim.AdamW(parameters, lr=1e-4, **{kernels: True}), f"torch.optim.AdamW({kernels}=True)"
+        fused = name == "adam"
+        words = f"torch.optim.AdamW({'fused' if fused else 'foreach'}=True)"
+        return torch.optim.AdamW(parameters, lr=1e-4, fused=fused, foreach=not fused), words
     require("torchao", "pip install torchao")
     with _disable_current_modes():
         library = importlib.import_module("torchao.optim")
