@@ -110,8 +110,8 @@ def test_what_is_priced_as_fitting_is_searched_and_never_beats_the_search(seed: 
 @pytest.mark.parametrize(
     ("name", "machines", "framework", "sharding"),
     [
-        ("llama-3.1-70b", "1x8xA100-SXM-80", "deepspeed", "zero3"),
-        ("llama-2-13b", "1x4xRTX3090", "deepspeed", "zero2"),
+        ("llama-2-13b", "1x4xRTX3090", "deepspeed", "zero3"),
+        ("qwen2.5-32b", "1x8xL40S", "deepspeed", "zero2"),
         ("llama-3.1-8b", "1x2xRTX4090", "fsdp", "zero3"),
     ],
 )

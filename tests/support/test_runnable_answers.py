@@ -91,8 +91,8 @@ def test_rules_that_are_said_to_leave_no_plan_dropped_some(framework: str, pin: 
 
 def test_rules_are_to_be_relaxed_where_a_user_gave_some(tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text("nothing: $tp > 0\n")
-    question = ["plan", "--model", "llama-3.1-8b", "--cluster", "1x2xRTX4090", "--global-batch", "2"]
-    question += ["--seq-len", "2048", "--framework", "deepspeed", "--set", "weight_offload=host", "--json"]
+    question = ["plan", "--model", "qwen3-4b", "--cluster", "1x2xRTX4090", "--global-batch", "2"]
+    question += ["--seq-len", "12288", "--framework", "deepspeed", "--set", "weight_offload=host", "--json"]
     plain, ruled = (json.loads(run([*question, *more]).out)["infeasible"] for more in ([], ["--rules", str(tmp_path / "rules.txt")]))  # fmt: skip
     assert [answer["reason"]["kind"] for answer in (plain, ruled)] == ["rules_drop_all"] * 2, (plain, ruled)
     assert not plain["remedies"] and [remedy["kind"] for remedy in ruled["remedies"]] == ["relaxed_rules"]
