@@ -80,10 +80,8 @@ CASES = {
         "adapter_name_or_path: is saves/lora: continues adapters",
     ),
     "factory freeze": _factory("finetuning_type: freeze", "finetuning_type: is freeze"),
-    "factory dpo": _factory("stage: dpo", "stage: is dpo: trains by preferences"),
-    "factory kto": _factory("stage: kto", "stage: is kto: trains by preferences"),
-    "factory ppo": _factory("stage: ppo", "stage: is ppo: trains by preferences"),
-    "factory rewards": _factory("stage: rm", "stage: is rm: trains by preferences"),
+    "factory ppo": _factory("stage: ppo", "stage: is ppo, trains by rewards"),
+    "factory rewards": _factory("stage: rm", "stage: is rm, trains by rewards"),
     "factory galore": Case(
         files={"train.yaml": FACTORY + "use_galore: true\ngalore_rank: 128\ngalore_target: all\n"},
         expected={"optimizer": "galore", "rank": 128, "sharding": "none"},

@@ -25,6 +25,8 @@ VALUES = (True, False, 3, "other", ["q_proj", "o_proj"])
 BESIDE = {  # keys that go with another, which these files have not
     "lora_target_modules": "lora_target_linear, which names all",
     "liger_kernel_config": "a mapping",
+    "ref_model_adapters": "a loss over preferences",
+    "ref_model_quantization_bit": "a loss over preferences",
 }
 TRAINER: dict[str, Any] = {
     "per_device_train_batch_size": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.spec.preference import LOSSES, Preference, parse_preference
+from shardwright.spec.preference import LOSSES, OTHER_CODE, Preference, parse_preference
 from shardwright.spec.read.job import make_job
 
 
@@ -14,6 +14,9 @@ def test_a_loss_is_read_as_it_is_written(loss: str) -> None:
     for preference in (Preference(loss=loss), Preference(loss=loss, precomputed=True)):
         if preference.reference or not preference.precomputed:
             assert parse_preference(preference.name.upper()) == preference
+    for by in (code for code, losses in OTHER_CODE.items() if loss in losses):
+        assert parse_preference(f"{loss}:{by}") == Preference(loss=loss, by=by)
+        assert Preference(loss=loss, by=by).name == f"{loss}:{by}"
 
 
 @pytest.mark.parametrize(("text", "loss"), [("ipo", "dpo"), ("SimPO", "cpo"), (" kto ", "kto")])
@@ -29,7 +32,8 @@ def test_other_names(text: str, loss: str) -> None:
         ("online-dpo", "out of scope"),
         ("hinge", "unknown loss"),
         ("", "unknown loss"),
-        ("dpo:later", "says 'later' of the reference"),
+        ("dpo:later", "says 'later' of how it is run"),
+        ("orpo:torchtune", "torchtune has no code for orpo"),
         ("orpo:precomputed", "has no reference"),
         ("cpo:precomputed", "has no reference"),
     ],

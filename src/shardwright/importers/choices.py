@@ -53,6 +53,11 @@ OLDER_FSDP = (  # trl/models/utils.py 1.16: prepare_fsdp
 )
 
 
+OLDER_FACTORY = (  # github.com/hiyouga/LlamaFactory/pull/10127
+    "LLaMA-Factory shards a reference under FSDP from 0.9.5 on; an earlier one leaves it on the CPU and stops"
+)
+
+
 def liger_of(fields: TrainerFields) -> tuple[str, tuple[str, ...]]:
     """Return by whose list of families Liger's kernel of output projection and loss is used, "" where it is not; and
     its other kernels that are, which are not modelled."""
@@ -91,7 +96,8 @@ def adapter_kernels(fields: TrainerFields) -> Iterator[str]:
 
 
 def preference_of(fields: TrainerFields) -> Preference | None:
-    """Return the loss over preferences that a Trainer's name or axolotl's `rl` says, None for none."""
+    """Return the loss over preferences that a Trainer's name, axolotl's `rl` or LLaMA-Factory's `stage` says, None for
+    none."""
     name = fields.first("preference")
     if not isinstance(name, str):
         message = "goes with a loss over preferences or rewards, and nothing says which"
@@ -105,6 +111,9 @@ def preference_of(fields: TrainerFields) -> Preference | None:
         preference = parse_preference(name)
     except SpecError:  # of another loss, which the keys of the trainer refuse
         return None
+    kind = fields.first("pref_loss")
+    if kind in ("orpo", "simpo") and preference.loss == "dpo":  # llamafactory/hparams/finetuning_args.py: use_ref_model
+        return parse_preference(f"{kind}:{preference.by}")
     for kind in _loss_types(fields, LOSS_TYPES[preference.loss]):
         hint = f"use {', '.join(LOSS_TYPES[preference.loss])}" if LOSS_TYPES[preference.loss] else "leave it out"
         fields.report("loss_type", f"is {kind}, which is not described for {preference.loss}", hint)
@@ -121,9 +130,12 @@ def _loss_types(fields: TrainerFields, known: Sequence[str]) -> Iterator[object]
 
 def loss_notes(fields: TrainerFields, preference: Preference | None, *, sharded: bool) -> Iterator[str]:
     """Yield what had to be assumed of the loss."""
-    if sharded and preference is not None and preference.reference and fields.first("fsdp_version") != 2:
-        yield OLDER_FSDP
-    tiled = preference is None or preference.passes.tiled
+    if sharded and preference is not None and preference.reference:
+        if preference.by != "trl":
+            yield OLDER_FACTORY
+        elif fields.first("fsdp_version") != 2:
+            yield OLDER_FSDP
+    tiled = preference is None or preference.tiled
     if tiled and fields.first("loss_in_parts") is True and fields.first("use_liger_kernel") is not True:
         yield OLDER_TRL
 

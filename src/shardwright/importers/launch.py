@@ -38,7 +38,7 @@ from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.tasks import task_of
 from shardwright.importers.torchtitan import fields_of_python
-from shardwright.importers.torchtune import ADAPTER_RECIPES, RECIPES, trains_adapters
+from shardwright.importers.torchtune import RECIPES, runs
 from shardwright.plans.document import from_document, load_plan
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -336,14 +336,14 @@ def _of_own(launch: Launch, trainer: str, gpus: int | None, question: Question) 
         raise bad(question.name, message, f"`tune cp {files[0]} my.yaml` writes it out: name that file")
     recipe = launch.program.rsplit("/", 1)[-1].removesuffix(".py")
     if trainer == "torchtune" and recipe not in RECIPES:
-        message = f"the recipe {launch.program} is not read: preferences, distillation, QAT or one of your own"
+        message = f"the recipe {launch.program} is not read: rewards, distillation, QAT or one of your own"
         raise bad(question.name, message, f"give a launch of {', '.join(RECIPES)}")
     changes = [word for word in words if word.startswith("~") or ("=" in word and not word.startswith("-"))]
     values = overridden(named(files[0], question), changes)
-    component = str(values.get(("model", "_component_")))
-    if trainer == "torchtune" and trains_adapters(component) != (recipe in ADAPTER_RECIPES):
-        message, hint = f"{recipe} does not train {component}", "start it by a recipe of LoRA, or take a model without"
-        raise bad(question.name, message, hint)
+    component, loss = (str(values.get((part, "_component_"), "")) for part in ("model", "loss"))
+    if trainer == "torchtune" and not runs(recipe, component, loss):
+        message = f"{recipe} does not train {component}" + (f" by {loss}" if loss else "")
+        raise bad(question.name, message, "start it by a recipe of LoRA, or of DPO, or take a model without")
     return of_own_file(trainer, values, (), gpus, question)
 
 

@@ -1,4 +1,4 @@
-"""Configurations of torchtune's recipes of full fine-tuning and of LoRA (0.6), as Megatron-LM's arguments."""
+"""Configurations of torchtune's recipes of full fine-tuning, of LoRA and of DPO (0.6), as Megatron-LM's arguments."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from shardwright.importers.trainers import (
     sharding_words,
 )
 from shardwright.spec.adapter import LINEAR, Adapter, Target
+from shardwright.spec.preference import Preference, parse_preference
 
 FULL_RECIPES = ("full_finetune_distributed", "full_finetune_single_device")
 ADAPTER_RECIPES = ("lora_finetune_distributed", "lora_finetune_single_device")
-RECIPES = (*FULL_RECIPES, *ADAPTER_RECIPES)
+DPO_RECIPES = ("full_dpo_distributed", "lora_dpo_distributed", "lora_dpo_single_device")
+RECIPES = (*FULL_RECIPES, *ADAPTER_RECIPES, *DPO_RECIPES)
 # The names of attention's projections in its builders; `apply_lora_to_mlp` says the rest of a layer.
 ATTENTION: dict[str, Target] = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+PREFERENCES, PLAIN_LOSS = "torchtune.rlhf.loss.", "torch.nn.CrossEntropyLoss"
+DPO_LOSSES = ("DPOLoss", "RSOLoss")
 FEED_FORWARD: tuple[Target, ...] = ("gate_proj", "up_proj", "down_proj")
 BUILDER = re.compile(r"^q?lora_")
 
@@ -29,6 +33,23 @@ BUILDER = re.compile(r"^q?lora_")
 def trains_adapters(component: str) -> bool:
     """Return whether a builder makes a model with adapters: `torchtune.models.llama3_1.lora_llama3_1_8b`."""
     return BUILDER.match(component.rsplit(".", 1)[-1]) is not None
+
+
+def runs(recipe: str, component: str, loss: str) -> bool:
+    """Return whether a recipe trains what a builder makes, with or without adapters, by such a loss."""
+    adapters = recipe in ADAPTER_RECIPES or recipe.startswith("lora_")
+    return trains_adapters(component) == adapters and loss.startswith(PREFERENCES) == (recipe in DPO_RECIPES)
+
+
+def _preference(config: TrainerFields) -> tuple[Preference | None, tuple[str, ...]]:
+    """Return the loss over preferences, none for one of the next token, and what is not modelled of that."""
+    loss = str(config.first("loss") or PLAIN_LOSS)
+    name = loss.removeprefix(PREFERENCES)
+    if name == loss:
+        return None, () if loss == PLAIN_LOSS else (f"loss._component_ {loss} (the loss goes over parts of the logits)",)
+    if name not in DPO_LOSSES:
+        config.report("loss", f"is {name}, which is not described", f"use {' or '.join(DPO_LOSSES)}")
+    return parse_preference("dpo:torchtune"), ()
 
 
 def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
@@ -53,6 +74,7 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
     optimizer, uncounted = optimizer_of(config, "optimizer")
     if optimizer == "adam" and config.first("fused") is not True:
         optimizer = "foreach_adam"  # of torch.optim, unless it is told otherwise
+    preference, parts = _preference(config)
     if offloads:
         refuse_offload(config, "fsdp_cpu_offload", stage, optimizer)
     adapter = _adapter(config, component)
@@ -64,8 +86,8 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
         offloaded=offloads_activations(config, words, adapters=adapter is not None),
         sixteen=sixteen and adapter is None,
     )
-    job = job_of("fsdp", options=options, optimizer=optimizer, adapter=adapter)
-    return TrainerSettings(words, uncounted, job, torchtune_model(component))
+    job = job_of("fsdp", options=options, optimizer=optimizer, adapter=adapter, preference=preference)
+    return TrainerSettings(words, (*uncounted, *parts), job, torchtune_model(component))
 
 
 def _adapter(config: TrainerFields, component: str) -> Adapter | None:

@@ -15,6 +15,7 @@ from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_has, fr
 from shardwright.spec.job import Fp8Recipe, Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import DEFAULTS, STATE, said
+from shardwright.spec.preference import LOSSES, OTHER_CODE
 
 OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
 OWN_FP8_RECIPES = (None, OWN_FP8_RECIPE)
@@ -54,12 +55,17 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
 def _preference(model: Model, job: Job) -> Iterator[Problem]:
     """What TRL's trainers of losses over preferences take is a model of texts that predicts the next token."""
     other = [tower.noun for tower in model.towers] or ([] if model.causal else ["masked tokens"])
-    if job.preference is not None and other:
-        message = f"is {job.preference.loss}, which is described for models of texts, and {model.name} has {other[0]}"
+    preference = job.preference
+    if preference is None:
+        return
+    if other:
+        message = f"is {preference.loss}, which is described for models of texts, and {model.name} has {other[0]}"
         yield Problem("job.preference", message, "leave it out")
-    if job.preference is not None and job.preference.precomputed and not job.preference.passes.reference:
-        message = f"is true, but {job.preference.loss} has no reference to compute before"
+    if preference.precomputed and not (preference.passes.reference and preference.by == "trl"):
+        message = f"is true, but {preference.loss} by {preference.by} has no reference to compute before"
         yield Problem("job.preference.precomputed", message, "write false")
+    if preference.loss not in OTHER_CODE.get(preference.by, LOSSES):
+        yield Problem("job.preference.by", f"is {preference.by}, which has no code for {preference.loss}", "write trl")
 
 
 def beyond_own(job: Job) -> tuple[str, ...]:

@@ -24,8 +24,7 @@ from shardwright.cost.compute.operators import (
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import moved_in_passes, once_a_step
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import summed_bytes, trained_share, weight_bytes
+from shardwright.cost.memory.sizes import reference_is_unit, summed_bytes, trained_share, weight_bytes
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, stage_row, strategies
 from shardwright.plans.plan import Plan, Recompute, StageMemory
@@ -392,8 +391,7 @@ def _gathered_alone(plan: Plan, forward: float) -> float:
     job, preference = plan.job, plan.job.preference
     if preference is None:
         return 0.0
-    apart = job.holds_reference and memory_facts(job.framework).reference == "unit"
-    whole = plan.model.parameters * (plan.optimizer.sharding == "zero3") if apart else forward
+    whole = plan.model.parameters * (plan.optimizer.sharding == "zero3") if reference_is_unit(job) else forward
     return preference.policy_passes * forward + preference.reference_passes * whole
 
 

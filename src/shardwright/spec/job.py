@@ -171,7 +171,7 @@ class Job:
     @property
     def loss(self) -> Loss | None:
         """How the loss is computed: as the job says, else as that over preferences is, else the framework's own way."""
-        tiled = self.preference is not None and self.preference.passes.tiled
+        tiled = self.preference is not None and self.preference.tiled
         return self.options.loss or ("tiled" if tiled else None)
 
     @property

@@ -5,6 +5,10 @@ DPO, ORPO and CPO (SimPO is a loss of CPO's) is a pair, the answer that was chos
 are one batch of twice as many sequences. DPO and KTO hold log-probabilities against those of a reference, the model as
 it was: a second copy of the weights, or beside adapters the same ones without them; or they are computed once, before
 training. KTO takes single answers, and runs forward besides with answers to other prompts.
+
+LLaMA-Factory (0.9.5, train/{dpo,kto}/trainer.py and train/trainer_utils.py: get_batch_logps) and torchtune (0.6.1, recipes/
+{full,lora}_dpo_*.py, rlhf/sequence_processing.py) have code of their own for some of these losses:
+all logits in fp32, and a reference that FSDP shards layer by layer, in the type of the passes.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from shardwright.errors import bad, suggestion
 from shardwright.records import record
 
 PreferenceLoss = Literal["dpo", "kto", "orpo", "cpo"]
+Code = Literal["trl", "llamafactory", "torchtune"]
 PRECOMPUTED = "precomputed"
 
 
@@ -36,6 +41,11 @@ LOSSES: dict[PreferenceLoss, Passes] = {
     "cpo": Passes(trained=2, policy=0, reference=0, tiled=False),
 }
 OTHER_NAMES = {"ipo": "dpo", "simpo": "cpo"}
+# The losses that other trainers than TRL have code of their own for.
+OTHER_CODE: dict[Code, tuple[PreferenceLoss, ...]] = {
+    "llamafactory": ("dpo", "kto", "orpo", "cpo"),
+    "torchtune": ("dpo",),
+}
 # Of TRL, verl, OpenRLHF and NeMo-RL: the model generates what it is trained on.
 REINFORCEMENT = frozenset(
     [
@@ -47,19 +57,27 @@ REINFORCEMENT = frozenset(
 
 @record
 class Preference:
-    """A loss over preferences: `loss` is a key of `LOSSES`; with `precomputed`, the reference has run before."""
+    """A loss over preferences: `loss` is a key of `LOSSES`; with `precomputed`, the reference has run before. `by` says
+    whose code computes it."""
 
     loss: PreferenceLoss
     precomputed: bool = False
+    by: Code = "trl"
 
     @property
     def name(self) -> str:
         """As `parse_preference` reads it."""
-        return f"{self.loss}:{PRECOMPUTED}" if self.precomputed else self.loss
+        how = PRECOMPUTED if self.precomputed else "" if self.by == "trl" else self.by
+        return f"{self.loss}:{how}" if how else self.loss
 
     @property
     def passes(self) -> Passes:
         return LOSSES[self.loss]
+
+    @property
+    def tiled(self) -> bool:
+        """Whether no more than tiles of the logits are there."""
+        return self.passes.tiled and self.by == "trl"
 
     @property
     def reference(self) -> bool:
@@ -70,7 +88,7 @@ class Preference:
     def least_samples(self) -> int:
         """The samples that a GPU takes at least at a time: KTO's answers to other prompts are those of the same batch
         (trl/trainer/kto_trainer.py 1.16 refuses one)."""
-        return 2 if self.passes.policy else 1
+        return 2 if self.passes.policy and self.by == "trl" else 1
 
     @property
     def policy_passes(self) -> float:
@@ -84,8 +102,9 @@ class Preference:
 
 
 def parse_preference(text: str) -> Preference:
-    """Return the loss over preferences that `dpo`, `kto`, `orpo`, `cpo`, or `dpo:precomputed` stands for; `ipo` is a
-    loss of DPO's, `simpo` of CPO's. Raises SpecError for anything else."""
+    """Return the loss over preferences that `dpo`, `kto`, `orpo`, `cpo`, `dpo:precomputed` or, by another trainer's code
+    than TRL's, `dpo:llamafactory` stands for; `ipo` is a loss of DPO's, `simpo` of CPO's. Raises SpecError for anything
+    else."""
     name, mark, how = text.strip().casefold().partition(":")
     loss = cast("PreferenceLoss", OTHER_NAMES.get(name, name))
     if name.replace("-", "_") in REINFORCEMENT:
@@ -93,8 +112,14 @@ def parse_preference(text: str) -> Preference:
         raise bad("preference", message, f"docs/scope.md; losses over preferences are {', '.join(LOSSES)}")
     if loss not in LOSSES:
         raise bad("preference", f"unknown loss {text!r}", suggestion(name, [*LOSSES, *OTHER_NAMES]))
+    if how in OTHER_CODE:
+        code = cast("Code", how)
+        if loss not in OTHER_CODE[code]:
+            raise bad("preference", f"{how} has no code for {loss}", f"it has {', '.join(OTHER_CODE[code])}")
+        return Preference(loss=loss, by=code)
     if mark and how != PRECOMPUTED:
-        raise bad("preference", f"{text!r} says {how!r} of the reference", f"write {loss}, or {loss}:{PRECOMPUTED}")
+        ways = (f"{loss}:{way}" for way in (PRECOMPUTED, *OTHER_CODE))
+        raise bad("preference", f"{text!r} says {how!r} of how it is run", f"write {loss}, or {', '.join(ways)}")
     if mark and not LOSSES[loss].reference:
         raise bad("preference", f"{loss} has no reference to compute before", f"write {loss}")
     return Preference(loss=loss, precomputed=bool(mark))

@@ -61,6 +61,9 @@ LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 
 # (NVIDIA/Megatron-LM@0cb36de: megatron/model/fused_softmax.py, FusedScaleMaskSoftmax.forward).
 SOFTMAX_BYTES, SPLIT_BYTES = 16.0, 33.0
 FUSED_KEYS, FUSED_ROWS = (17, 2048), 4  # documented
+# Documented. Of log-probabilities by PyTorch's own operators, as other trainers than TRL take them: cast, log-softmax and
+# a mean; zeros with the gradient of one word each, that of the log-softmax, without the last position, and its cast.
+LOG_PROBABILITY_BYTES = 18.0, 34.0
 # Documented. A kernel adds an adapter's product to the frozen one as it multiplies: it reads 16 bits of each output,
 # and backward of each input's gradient. Eager code, as PEFT's, moves 8 bytes more of each; published runs show none of
 # them. DoRA per weight: BA and W + BA are written and read for the lengths of rows; per output both parts are scaled
@@ -230,8 +233,13 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
         if model.streams is not None:
             yield from _ends_of_streams(model, shard, job)
         yield from _gemm(size, model.vocab / shard.tp, float(model.hidden), job, again=job.loss == "tiled")
-        forward, backward = LOSS_BYTES[job.loss or "fused"]
+        forward, backward = _loss_bytes(job)
         yield from memory_bound(forward * logits, backward=backward / forward)
+
+
+def _loss_bytes(job: Job) -> tuple[float, float]:
+    others = job.preference is not None and job.preference.by != "trl"
+    return LOG_PROBABILITY_BYTES if others else LOSS_BYTES[job.loss or "fused"]
 
 
 def _gemm(

@@ -21,6 +21,7 @@ from shardwright.cost.iteration.step import data_parallel, frozen_on
 from shardwright.cost.memory.backward import norm_backward_bytes
 from shardwright.cost.memory.ends import (
     WholeUnits,
+    beside_reference,
     released_head_bytes,
     scored_head_bytes,
     tied_unit_bytes,
@@ -166,7 +167,9 @@ def _beside_logits(
     model, job, facts = context.model, context.job, memory_facts(context.job.framework)
     before_logits = shards.table.before_logits[shards.row] * ~put_off(job, rows, count)
     arriving = np.broadcast_to(state.arriving, state.weights.shape)[:, -1]
-    reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1], arriving)
+    logits = rows.micro_batch * job.sample_tokens / rows.cp * model.vocab / rows.tp
+    kept, more = (width * logits for width in beside_reference(job))
+    reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1], arriving, (kept, more))
     # Copies of weights that run again are gone when the logits run backward, of which the forward pass has less.
     gone = np.where((rows.recompute == UNIFORM) & (rows.sharding == UNSHARDED), state.resharded[:, -1], 0.0)
     forward = units.head * (1.0 - widths_of(job).logit / facts.logit)

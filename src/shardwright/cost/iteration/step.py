@@ -29,7 +29,7 @@ from shardwright.cost.iteration.gathers import (
 )
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import SINGLE, summed_bytes, trained_share
+from shardwright.cost.memory.sizes import SINGLE, reference_is_unit, summed_bytes, trained_share
 from shardwright.cost.network.collectives import (
     Fabric,
     Group,
@@ -118,7 +118,7 @@ def _without_gradients(
     `alone` beside its gathers. What a reference that is one unit gathers comes before all that it computes."""
     job, preference = context.job, context.job.preference
     assert preference is not None, "only asked where there is a loss over preferences"
-    if not job.holds_reference or memory_facts(job.framework).reference != "unit":
+    if not reference_is_unit(job):
         return forward * job.passes_without_gradients
     sharded, groups = (rows.sharding == ZERO3)[:, None], stage_groups(context, rows)
     dense, expert, width = stages.total(table.dense), stages.total(table.expert), widths_of(job).weight_gather

@@ -18,6 +18,11 @@ from shardwright.spec.model import Model
 
 # Gradients of logits by their kernel and by the loss of one answer, each as large as all logits, and their sum.
 WHOLE_ANSWERS = 3.0  # documented: trl/experimental/{orpo,cpo}, trl/kernels/logprob_entropy.py 1.16
+# Bytes of a logit in other trainers' code, in fp32 (`spec.preference`): its log-probability, which is kept, the gradient
+# of that and its own; while a reference runs, what the model's pass kept, and a logit of the reference with its
+# log-probability. There LLaMA-Factory has the logits of pairs still, for its metrics, and torchtune beside adapters a
+# copy by its temperature; without adapters it takes the answers of a pair one after the other.
+OTHER_ANSWERS, OTHER_PASS, HELD_BESIDE = 12.0, 8.0, 4.0
 TILE = 4096, 32768  # documented: tokens and words of the vocabulary (trl/kernels/chunked_logprob.py 1.16)
 
 
@@ -36,7 +41,7 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     if job.loss == "tiled":
         return np.asarray(tiled_gradient_bytes(model, job, size, tp) + tile_bytes(job, size))
     if whole_answers(job):
-        return np.asarray(WHOLE_ANSWERS * widths_of(job).logit * size * model.vocab / tp)
+        return np.asarray(answer_width(job) * size * model.vocab / tp)
     if job.loss == "chunked" and chunks:
         return (width * size / chunks + 2.0 * model.hidden) * model.vocab / tp
     if job.loss == "chunked":
@@ -49,6 +54,25 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
 def whole_answers(job: Job) -> bool:
     """Whether a loss is over log-probabilities of whole answers by whole logits, as of ORPO and CPO."""
     return job.preference is not None and job.loss is None and not job.fused_loss
+
+
+def answer_width(job: Job) -> float:
+    """Return the most bytes a logit that such a loss has at a time."""
+    preference = job.preference
+    assert preference is not None, "only asked where there is a loss over preferences"
+    if preference.by == "trl":
+        return WHOLE_ANSWERS * widths_of(job).logit
+    return max(OTHER_ANSWERS, sum(beside_reference(job)) * preference.reference)
+
+
+def beside_reference(job: Job) -> tuple[float, float]:
+    """Return the bytes a logit that the model's own pass left when a reference runs, and that the reference has, none
+    where there are tiles."""
+    preference = job.preference
+    if preference is None or preference.by == "trl":
+        return 0.0, 0.0
+    more = preference.passes.trained > 1 if preference.by == "llamafactory" else job.adapters
+    return HELD_BESIDE * (1.0 + more), OTHER_PASS
 
 
 def keeps_head_input(job: Job) -> bool:

@@ -164,7 +164,8 @@ def _reference_bytes(job: Job, split: StateSplit, parameters: Floats, kept: Floa
     if not job.holds_reference:
         return none, none
     if facts.reference == "unit":
-        width, sharded = (SINGLE if job.masters else weight_bytes(job)), split.sharding >= ZERO2
+        width = SINGLE if job.masters and reference_is_unit(job) else weight_bytes(job)
+        sharded = split.sharding >= ZERO2
         away = split.offload * facts.weights_follow * sharded
     else:
         width, sharded = weight_bytes(job), split.sharding == ZERO3
@@ -174,20 +175,34 @@ def _reference_bytes(job: Job, split: StateSplit, parameters: Floats, kept: Floa
     return held * (1.0 - away) + staying, held * away
 
 
+def reference_is_unit(job: Job) -> bool:
+    """Whether a second model stands beside the one that is trained as one unit; others than TRL give its layers units
+    of their own."""
+    unit = memory_facts(job.framework).reference == "unit"
+    return unit and job.holds_reference and job.preference is not None and job.preference.by == "trl"
+
+
 def reference_pass_bytes(
-    model: Model, job: Job, rows: Strategies, parameters: Floats, gathered_layer: Floats
+    model: Model,
+    job: Job,
+    rows: Strategies,
+    parameters: Floats,
+    gathered_layer: Floats,
+    answers: tuple[Floats, Floats],
 ) -> Floats:
     """Return what is there while a reference runs, in place of layers that are gathered, [N]. One that is a unit of its
     own has all its `parameters` [N] with the buffer that they came in, which goes when another unit comes
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`); the model without its adapters
-    a `gathered_layer` [N] with its buffer. Beside these are the embeddings, what one layer takes and has of its
-    feed-forward block, and of the model the output projection, which stays."""
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`); others, and the model without its
+    adapters, a `gathered_layer` [N] with its buffer. Beside these are the embeddings, what one layer takes and has of its
+    feed-forward block, and of the model the output projection, which stays; and of whole logits the first of `answers`,
+    [N] each, or without the layer's both."""
     if job.preference is None or not job.preference.reference or memory_facts(job.framework).reference != "unit":
         return np.zeros(len(rows))
     blocks = [(3.0 if kind.mlp.gated else 2.0) * kind.mlp.width for kind in model.kinds if kind.mlp]
     inner = 3.0 * model.hidden + max(blocks, default=0.0) / rows.tp
     live = widths_of(job).saved * rows.micro_batch * job.sample_tokens / rows.cp * (inner + model.hidden)
-    gathered = weight_bytes(job) * parameters if job.holds_reference else gathered_layer
+    live = np.maximum(live + answers[0], answers[0] + answers[1])
+    gathered = weight_bytes(job) * parameters if reference_is_unit(job) else gathered_layer
     projection = weight_bytes(job) * model.token_table_parameters / rows.tp
     return np.asarray(live + (2.0 * gathered + projection) * (rows.sharding == ZERO3))
 
