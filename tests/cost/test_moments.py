@@ -13,7 +13,7 @@ from tests.cost.samples import context, llama, mixtral, pool, row
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint, footprint
 from shardwright.cost.iteration.gathers import moved_in_passes
-from shardwright.cost.iteration.moments import LAST_LAYER, LOGITS, fixed_bytes
+from shardwright.cost.iteration.moments import LAST_LAYER, LOGITS, REFERENCE, fixed_bytes
 from shardwright.cost.iteration.room import least_bytes
 from shardwright.cost.strategies import (
     BLOCK,
@@ -107,6 +107,27 @@ def test_beside_tiles_of_logits_are_their_gradients_and_a_layer_that_comes(
     else:  # it is in the buffer still in which it came, the layer in its own
         assert found == pytest.approx(4.0 * projection * (sharding == ZERO3) + 2.0 * projection * (sharding == ZERO2)
             + max(layer, 2.0 * 4096 * 32768 + (2 + 6) * TOKENS * HIDDEN), rel=0.01)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("loss", "adapter", "width"),
+    [
+        ("orpo:llamafactory", None, 12),
+        ("dpo:llamafactory", None, 16),
+        ("dpo:torchtune", None, 12),
+        ("dpo:torchtune", Adapter(rank=8), 16),
+        ("kto:llamafactory", None, 12),
+    ],
+)
+def test_answers_by_other_trainers_are_in_fp32(loss: str, adapter: Adapter | None, width: int) -> None:
+    """Without shards nothing is gathered beside them."""
+    preference, vocab = parse_preference(loss), 1 << 17
+    job = Job(global_batch=16, seq_len=TOKENS, framework="fsdp", adapter=adapter, preference=preference)
+    where = context(llama(8, HIDDEN, 8, 8, WIDTH, vocab), pool(1, 8), job)
+    rows = strategies([row(where, flash=True, dp=8)])
+    starts = boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
+    found = fixed_bytes(where, rows, layer_rows(where, rows), starts).moments[0, [LOGITS, REFERENCE], -1].max()
+    assert found // (preference.passes.trained * TOKENS * vocab) == width
 
 
 @pytest.mark.parametrize("adapter", [None, Adapter(rank=16)])

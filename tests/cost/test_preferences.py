@@ -93,6 +93,19 @@ def test_a_reference_of_fsdp_is_one_unit() -> None:
     assert np.all(more[sharding == ZERO3] <= (shards + 4.0 * whole)[sharding == ZERO3])
 
 
+@pytest.mark.parametrize("code", ["llamafactory", "torchtune"])
+def test_others_give_the_layers_of_a_reference_units_of_their_own(code: str) -> None:
+    """In 16 bits, a share of each rank; LLaMA-Factory's output projection stays whole, which is the embedding here."""
+    with_it, without = peak(job("fsdp", f"dpo:{code}")), peak(job("fsdp", "dpo:precomputed"))
+    more, sharding = (with_it.weights - without.weights)[:, 0], rows_of(job("fsdp"), 1).sharding
+    stays = 2.0 * MODEL.token_table_parameters * (code == "llamafactory")
+    assert np.all(more[sharding == UNSHARDED] >= 2.0 * MODEL.parameters)
+    shards = 2.0 / 8 * MODEL.parameters
+    assert np.all(more[sharding == ZERO3] >= shards + stays)
+    by_trl = (peak(job("fsdp", "dpo")).weights - without.weights)[:, 0]
+    assert np.all(more[sharding == ZERO3] < by_trl[sharding == ZERO3])
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 @pytest.mark.parametrize("adapter", [None, "lora:16"])

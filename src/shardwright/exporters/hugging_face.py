@@ -135,8 +135,11 @@ def unnamed_targets(model: Model, adapter: Adapter | None) -> Iterator[Problem]:
 
 
 def script_words(plan: Plan) -> str:
-    """Return what training script reads the arguments: with a trainer of TRL's, where the loss is TRL's own."""
+    """Return what training script reads the arguments: with a trainer of TRL's, where the loss is TRL's own, or the
+    trainer whose code of the loss is meant."""
     preference = plan.job.preference
+    if preference is not None and preference.by != "trl":
+        return f"your launch of {preference.by} with its {preference.loss.upper()}"
     if preference is None and plan.job.loss != "tiled":
         return "your training script"
     return f"your script with TRL's {'SFT' if preference is None else preference.loss.upper()}Trainer"

@@ -118,10 +118,10 @@ def start(trainer: str, job: Job, gpus: int) -> str:
 def _without_recipe(job: Job, trainer: str) -> Iterator[Problem]:
     """Yield why a trainer has no recipe for a loss over preferences."""
     loss = None if job.preference is None else job.preference.loss
-    if loss is not None and loss not in PREFERENCES[trainer]:
+    if job.preference is not None and (loss not in PREFERENCES[trainer] or job.preference.by != "trl"):
         able = [name for name, losses in PREFERENCES.items() if loss in losses]
         hint = f"use --recipe {' or '.join(able)}" if able else "make a plan and export it"
-        yield Problem("recipe", f"of {trainer} is not written for {loss}", hint)
+        yield Problem("recipe", f"of {trainer} is not written for {job.preference.name}", hint)
 
 
 def as_run(trainer: str | None, job: Job) -> Job:

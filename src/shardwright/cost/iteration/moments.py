@@ -36,6 +36,7 @@ from shardwright.cost.memory.sizes import (
     elsewhere,
     gathered_bytes,
     gradient_bytes,
+    reference_head_bytes,
     reference_pass_bytes,
     state_bytes,
     update_copy_bytes,
@@ -142,7 +143,7 @@ def fixed_bytes(
     moments[:, EMBEDDING, 0] = (units.first[:, None] + tied_weights + late - state.resharded)[:, 0]
     moments[:, UPDATE] = _in_update(context, rows, held, state, late)
     return Fixed(
-        weights=state.weights + open_weights,
+        weights=state.weights + open_weights + reference_head_bytes(model, job, rows)[:, None],
         gradients=gradients,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),

@@ -195,16 +195,26 @@ def reference_pass_bytes(
     (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`); others, and the model without its
     adapters, a `gathered_layer` [N] with its buffer. Beside these are the embeddings, what one layer takes and has of its
     feed-forward block, and of the model the output projection, which stays; and of whole logits the first of `answers`,
-    [N] each, or without the layer's both."""
+    [N] each, or, with the buffer of the last layer alone, both."""
     if job.preference is None or not job.preference.reference or memory_facts(job.framework).reference != "unit":
         return np.zeros(len(rows))
     blocks = [(3.0 if kind.mlp.gated else 2.0) * kind.mlp.width for kind in model.kinds if kind.mlp]
     inner = 3.0 * model.hidden + max(blocks, default=0.0) / rows.tp
     live = widths_of(job).saved * rows.micro_batch * job.sample_tokens / rows.cp * (inner + model.hidden)
-    live = np.maximum(live + answers[0], answers[0] + answers[1])
     gathered = weight_bytes(job) * parameters if reference_is_unit(job) else gathered_layer
     projection = weight_bytes(job) * model.token_table_parameters / rows.tp
-    return np.asarray(live + (2.0 * gathered + projection) * (rows.sharding == ZERO3))
+    gathered, projection = (part * (rows.sharding == ZERO3) for part in (gathered, projection))
+    kept, more = answers
+    return np.asarray(kept + np.maximum(live + 2.0 * gathered, more + gathered) + projection)
+
+
+def reference_head_bytes(model: Model, job: Job, rows: Strategies) -> Floats:
+    """Return the bytes of whole weights of a reference under ZeRO-3 from its first pass on, [N]: of one whose layers are
+    units of their own the output projection, which FSDP gives back after a backward pass alone
+    (accelerate/utils/fsdp_utils.py 1.15: `fsdp2_prepare_model`); torchtune shards all again."""
+    unit = memory_facts(job.framework).reference == "unit"
+    stays = unit and job.holds_reference and job.preference is not None and job.preference.by == "llamafactory"
+    return np.asarray(stays * weight_bytes(job) * model.token_table_parameters / rows.tp * (rows.sharding == ZERO3))
 
 
 def parameter_bytes(model: Model, job: Job, split: StateSplit) -> tuple[StateBytes, StateBytes]:

@@ -66,7 +66,7 @@ def names_of_job(job: Job) -> frozenset[str]:
         "no Adam": job.optimizer != "adam",
         "preference": job.preference is not None,
         "reference": job.preference is not None and job.preference.reference,
-        "other prompts": job.preference is not None and job.preference.passes.policy > 0,
+        "other prompts": job.preference is not None and job.preference.least_samples > 1,
     }
     return frozenset(frozen | {name for name, asked in there.items() if asked})
 
