@@ -75,6 +75,17 @@ def of_preferences(seed: int) -> Plan:
     return best_plan(*drawn, batch, pins, adapter, preference=preference)
 
 
+def of_rewards(seed: int) -> Plan:
+    """Return one of a model of rewards; every third has adapters, and every second of those frozen weights in four
+    bits, and a quarter is not sharded."""
+    draw = random.Random(seed)
+    *drawn, batch, pins = _of_fsdp(draw)
+    adapter = parse_adapter(f"{draw.choice(('lora', 'qlora'))}:{draw.choice((8, 64))}") if seed % 3 == 2 else None
+    if seed % 4 == 1:
+        pins = {name: value for name, value in pins.items() if name != "gradient_sync"} | {"sharding": "none"}
+    return best_plan(*drawn, batch, pins, adapter, preference=parse_preference("reward"))
+
+
 def of_whole(seed: int) -> Plan:
     """Return one whose weights every rank has whole, alone or in copies: with adapters in every third, beside weights
     in four bits in every second of those, and half of the others without fp32 masters."""
@@ -220,6 +231,7 @@ def modules_of(model: Model) -> list[str]:
 DRAWS: Mapping[str, Callable[[int], Plan]] = {
     "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "adapters": of_adapters, "megatron": of_megatron,
     "preferences": of_preferences, "whole": of_whole, "several kernels": of_several_kernels,
+    "preferences": of_preferences, "rewards": of_rewards, "whole": of_whole,
 }  # fmt: skip
 NEEDS = {
     "fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao"),

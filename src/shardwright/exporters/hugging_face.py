@@ -157,6 +157,8 @@ def frozen_parts(plan: Plan) -> str:
 def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:
     """Return the fields of `LoraConfig` that differ from adapter to adapter, and what kind it is."""
     fields = peft_fields(adapter, _modules(model, adapter))
+    if model.scores is not None:
+        fields["task_type"] = "SEQ_CLS"
     if "experts" in adapter.targets and model.has_experts:
         fields["target_parameters"] = EXPERTS
     return fields

@@ -59,7 +59,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.images import parts_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.spec.preference import Preference
+from shardwright.spec.preference import Preference, as_trained
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.text.reading import YAML, parsed, read_text
 
@@ -374,6 +374,7 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
     notes, uncounted = [*question.notes, *settings.notes], (*settings.uncounted, *question.uncounted)
     job = replace(settings.job, seq_len=question.seq_len or 0)
     if model is not None:
+        model = as_trained(model, job.preference)
         job, unfused = _of_model(settings, job, model, name)
         uncounted = (*uncounted, *unfused)
     several = _shares(question, gpus, job.framework)

@@ -56,6 +56,9 @@ def _preference(model: Model, job: Job) -> Iterator[Problem]:
     """What TRL's trainers of losses over preferences take is a model of texts that predicts the next token."""
     other = [tower.noun for tower in model.towers] or ([] if model.causal else ["masked tokens"])
     preference = job.preference
+    if (model.scores is not None) != (preference is not None and preference.passes.scores):
+        message = "gives scores, which" if model.scores else "gives logits; scores are what"
+        yield Problem("model.scores", f"{message} the loss `reward` is of", "leave scores out, or train by that loss")
     if preference is None:
         return
     if other:

@@ -221,7 +221,7 @@ def _flops(plan: Plan, place: Place) -> float:
                 total += beyond * bool(repeats(job) & MOE)
         if len(model.layers) + 1 in units:
             head = passes + alone + (job.loss == "tiled")
-            total += head * 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
+            total += head * 2.0 * model.hidden * model.head_outputs * (1 + model.mtp_layers)
             beyond = _beyond_routed(plan, place, model.layers[-1])
             total += model.mtp_layers * _of_prediction(model, job, recompute, beyond)
     return total * tokens / place.tensor_parallel + lengths * len(place.sizes)

@@ -213,6 +213,7 @@ def configuration(model: Model) -> dict[str, Any]:
         "use_cache": False,
     }
     again = model_of_config(result, model.name)
+    again = again if model.scores is None else again.giving_scores()
     if again.parameters != model.parameters:
         message = f"has {model.parameters:,} parameters, and a {again.family} of its sizes {again.parameters:,}"
         raise bad(model.name, message, HINT)

@@ -164,6 +164,7 @@ class Model:
     for LayerNorm, and weights in 16 bits for RMSNorm; with `fused_qkv` one product makes queries, keys and values.
     `forward_pass` is set for families whose forward pass has more than the other fields tell, and `particular` says in
     words what that is: exporters refuse it.
+    `scores`: the head gives so many numbers of a token in place of logits, by weights of its own (`giving_scores`).
     `guesses` lists, in words, what a user accepted of an unknown family without anybody knowing it, `assumed` what the
     source of the description left open.
     """
@@ -202,6 +203,7 @@ class Model:
     forward_pass: ForwardPass | None = None
     tower: Tower | None = None
     audio: Tower | None = None
+    scores: int | None = None
     guesses: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
@@ -259,6 +261,21 @@ class Model:
     def token_table_parameters(self) -> int:
         """Parameters of the token embedding, which a tied output projection shares."""
         return self.vocab * (self.embedding_width or self.hidden)
+
+    @property
+    def head_outputs(self) -> int:
+        """What the head gives for a token: logits of the vocabulary, or scores."""
+        return self.scores or self.vocab
+
+    @property
+    def head_table_parameters(self) -> int:
+        """Parameters of the output projection, which a tied one shares with the embedding."""
+        return self.head_outputs * (self.embedding_width or self.hidden)
+
+    def giving_scores(self) -> Model:
+        """Return the same with a head of one score (transformers 5, modeling_layers.py: a model for sequence
+        classification, with one label)."""
+        return replace(self, scores=1, tied_embeddings=False, head_bias=False, mtp_layers=0)
 
     @property
     def width_projection_parameters(self) -> int:
@@ -327,7 +344,7 @@ class Model:
     @property
     def head_parameters(self) -> int:
         """Final norm and, unless tied to the embedding, the output projection."""
-        head = 0 if self.tied_embeddings else self.token_table_parameters
+        head = 0 if self.tied_embeddings else self.head_table_parameters
         bias = self.vocab if self.head_bias else 0
         norm = self.norm_parameters if self.final_norm else 0
         return self.width_projection_parameters + head + bias + norm + self.stream_parameters

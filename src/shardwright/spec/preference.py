@@ -4,7 +4,8 @@ What each loss computes is that of TRL 1.16 (trl/trainer/{dpo,kto}_trainer.py, t
 DPO, ORPO and CPO (SimPO is a loss of CPO's) is a pair, the answer that was chosen and the one that was rejected, which
 are one batch of twice as many sequences. DPO and KTO hold log-probabilities against those of a reference, the model as
 it was: a second copy of the weights, or beside adapters the same ones without them; or they are computed once, before
-training. KTO takes single answers, and runs forward besides with answers to other prompts.
+training. KTO takes single answers, and runs forward besides with answers to other prompts. A model of rewards learns to
+score the answer that was chosen above the other one (trl/trainer/reward_trainer.py).
 
 LLaMA-Factory (0.9.5, train/{dpo,kto}/trainer.py and train/trainer_utils.py: get_batch_logps) and torchtune (0.6.1, recipes/
 {full,lora}_dpo_*.py, rlhf/sequence_processing.py) have code of their own for some of these losses:
@@ -17,8 +18,9 @@ from typing import Literal, cast
 
 from shardwright.errors import bad, suggestion
 from shardwright.records import record
+from shardwright.spec.model import Model
 
-PreferenceLoss = Literal["dpo", "kto", "orpo", "cpo"]
+PreferenceLoss = Literal["dpo", "kto", "orpo", "cpo", "reward"]
 Code = Literal["trl", "llamafactory", "torchtune"]
 PRECOMPUTED = "precomputed"
 
@@ -26,12 +28,14 @@ PRECOMPUTED = "precomputed"
 @record
 class Passes:
     """What a loss runs for a sample, in sequences: `trained` with gradients, and without these the `policy`, which is
-    trained, and the `reference`; `tiled`: no more than tiles of the logits are there (`Options`)."""
+    trained, and the `reference`; `tiled`: no more than tiles of the logits are there (`Options`); `scores`: there are
+    none, as the head gives one score of a token (`Model.giving_scores`)."""
 
     trained: int
     policy: int
     reference: int
     tiled: bool
+    scores: bool = False
 
 
 LOSSES: dict[PreferenceLoss, Passes] = {
@@ -39,8 +43,9 @@ LOSSES: dict[PreferenceLoss, Passes] = {
     "kto": Passes(trained=1, policy=1, reference=2, tiled=True),
     "orpo": Passes(trained=2, policy=0, reference=0, tiled=False),
     "cpo": Passes(trained=2, policy=0, reference=0, tiled=False),
+    "reward": Passes(trained=2, policy=0, reference=0, tiled=False, scores=True),
 }
-OTHER_NAMES = {"ipo": "dpo", "simpo": "cpo"}
+OTHER_NAMES = {"ipo": "dpo", "simpo": "cpo", "rm": "reward"}
 # The losses that other trainers than TRL have code of their own for.
 OTHER_CODE: dict[Code, tuple[PreferenceLoss, ...]] = {
     "llamafactory": ("dpo", "kto", "orpo", "cpo"),
@@ -102,7 +107,7 @@ class Preference:
 
 
 def parse_preference(text: str) -> Preference:
-    """Return the loss over preferences that `dpo`, `kto`, `orpo`, `cpo`, `dpo:precomputed` or, by another trainer's code
+    """Return the loss over preferences that `dpo`, `kto`, `orpo`, `cpo`, `reward`, `dpo:precomputed` or, by another trainer's code
     than TRL's, `dpo:llamafactory` stands for; `ipo` is a loss of DPO's, `simpo` of CPO's. Raises SpecError for anything
     else."""
     name, mark, how = text.strip().casefold().partition(":")
@@ -123,3 +128,9 @@ def parse_preference(text: str) -> Preference:
     if mark and not LOSSES[loss].reference:
         raise bad("preference", f"{loss} has no reference to compute before", f"write {loss}")
     return Preference(loss=loss, precomputed=bool(mark))
+
+
+def as_trained(model: Model, preference: Preference | None) -> Model:
+    """Return a model with the head that a loss over preferences is taken of."""
+    scored = preference is not None and preference.passes.scores
+    return model.giving_scores() if scored and model.scores is None else model

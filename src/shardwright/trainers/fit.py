@@ -14,6 +14,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import Options
+from shardwright.spec.preference import as_trained
 from shardwright.trainers.runs import (
     NO_RECOMPUTATION,
     frameworks_with_trainers,
@@ -28,6 +29,7 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     """Return the memory that training takes on the GPUs of `cluster`, for each way to train that a trainer of the job's
     framework runs; of a framework that nothing is exported to, for each way (`search.sizing.fit`). Raises SpecError
     where none runs the model, with the frameworks that have one that does."""
+    model = as_trained(model, job.preference)
     sizing, trainers = size(model, cluster, job), frameworks_with_trainers()
     if job.framework not in trainers:
         return sizing

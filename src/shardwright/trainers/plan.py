@@ -41,6 +41,7 @@ from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, 
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.preference import as_trained
 from shardwright.spec.options import said
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
@@ -144,6 +145,7 @@ def plan(
     for a framework that nothing is exported to.
     """
     model = load_model(model) if isinstance(model, str | Path) else model
+    model = as_trained(model, job.preference)
     cluster = load_cluster(cluster) if isinstance(cluster, str | Path) else cluster
     asked = require_kinds(search, asked)
     reject(position_problems(model, job))

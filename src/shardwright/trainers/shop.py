@@ -17,6 +17,7 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.preference import as_trained
 from shardwright.spec.offers import Offers
 from shardwright.trainers.arguments import rules_of
 from shardwright.trainers.plan import NO_PLAN_OF_THESE, USUAL, Question
@@ -30,6 +31,7 @@ def shop(model: Model, offers: Offers, job: Job, *, space: Space | None = None, 
 
     Raises SpecError for input that makes no sense."""
     require_tokens(job)
+    model = as_trained(model, job.preference)
     cluster = Cluster(pools=tuple(offer.pool for offer in offers.offers))
     asked = require_kinds(search, {**asked, "rules": rules_of(asked.get("rules"), cluster)})
     known = frameworks_with_trainers()

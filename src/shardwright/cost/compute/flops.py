@@ -101,7 +101,7 @@ def iteration_flops(model: Model, global_batch: int, seq_len: int, attended_toke
     last = model.layers[-1]
     predicted = model.mtp_layers * layer_flops_per_token(model, last, attended)
     predicted += model.mtp_layers * 4.0 * model.hidden * model.hidden
-    logits = 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
+    logits = 2.0 * model.hidden * model.head_outputs * (1 + model.mtp_layers)
     embedded = 2.0 * model.hidden * model.embedded_width + 4.0 * model.stream_parameters
     return 3.0 * tokens * (layers + predicted + logits + embedded)
 

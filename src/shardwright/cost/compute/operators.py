@@ -224,7 +224,7 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
     """Yield final norm, output projection and cross-entropy over the vocabulary, and the same for each
     multi-token-prediction layer after that layer itself (arXiv 2412.19437 §2.2)."""
     size, outer = tokens(shard, job), norm_tokens(shard, job)
-    logits = size * model.vocab / shard.tp
+    logits = size * model.head_outputs / shard.tp
     for depth in range(1 + model.mtp_layers):
         if depth:
             yield from _gemm(size, model.hidden / shard.tp, 2.0 * model.hidden, job)
@@ -232,7 +232,7 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
         yield from memory_bound(4.0 * outer * model.hidden, backward=2.0, form=NORM)
         if model.streams is not None:
             yield from _ends_of_streams(model, shard, job)
-        yield from _gemm(size, model.vocab / shard.tp, float(model.hidden), job, again=job.loss == "tiled")
+        yield from _gemm(size, model.head_outputs / shard.tp, float(model.hidden), job, again=job.loss == "tiled")
         forward, backward = _loss_bytes(job)
         yield from memory_bound(forward * logits, backward=backward / forward)
 

@@ -190,16 +190,16 @@ def _as_layers_run(
     is there before any layer runs; the embedding's and the running layer's are missing to the last."""
     model, job, facts = context.model, context.job, memory_facts(context.job.framework)
     layer, table = shards.table.parameters[shards.row], model.token_table_parameters
-    alone = table * (not model.tied_embeddings)
+    alone, head_alone = (part * (not model.tied_embeddings) for part in (table, model.head_table_parameters))
     shares = np.where(rows.sharding == UNSHARDED, 1, data_parallel(context, rows).dense.size)
     head, first, second = (
         np.minimum(late, (gradient_bytes(job) * part / shares)[:, None])
-        for part in (alone + 0.0 * layer, table + layer, table + 2.0 * layer)
+        for part in (head_alone + 0.0 * layer, table + layer, table + 2.0 * layer)
     )
     # comes with the last layer, and is not beside the first ones
     beside = (units.last - released_head_bytes(model, job, rows))[:, None] * (not facts.by_unit)
     # beside the first layer the embedding is gathered, not a layer before it
-    gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * (late > 0.0)
+    gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * facts.freed
     by_then = late - beside - state.resharded
     return np.stack([head, head, by_then - second, by_then - first - gathered_less], axis=1)
 

@@ -41,14 +41,14 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     if job.loss == "tiled":
         return np.asarray(tiled_gradient_bytes(model, job, size, tp) + tile_bytes(job, size))
     if whole_answers(job):
-        return np.asarray(answer_width(job) * size * model.vocab / tp)
+        return np.asarray(answer_width(job) * size * model.head_outputs / tp)
     if job.loss == "chunked" and chunks:
-        return (width * size / chunks + 2.0 * model.hidden) * model.vocab / tp
+        return (width * size / chunks + 2.0 * model.hidden) * model.head_outputs / tp
     if job.loss == "chunked":
-        projection = 2.0 * model.hidden * model.vocab / tp * job.trains("language")
+        projection = 2.0 * model.hidden * model.head_outputs / tp * job.trains("language")
         return 2.0 * widths_of(job).logit * size * model.hidden + projection
     # beside the logits of tokens further on what their losses keep
-    return (width + model.mtp_layers * max(width - widths_of(job).logit, 0.0)) * size * model.vocab / tp
+    return (width + model.mtp_layers * max(width - widths_of(job).logit, 0.0)) * size * model.head_outputs / tp
 
 
 def whole_answers(job: Job) -> bool:
@@ -79,7 +79,8 @@ def keeps_head_input(job: Job) -> bool:
     """Whether what the output projection takes is kept. Where operators run one by one, a product with frozen weights
     keeps nothing of it, unless the loss is one function with it; it is there while the logits are made."""
     one_by_one = bool(memory_facts(job.framework).inner_copies)
-    return not one_by_one or job.trains("language") or job.loss is not None or job.fused_loss
+    scores = job.preference is not None and job.preference.passes.scores  # by weights that adapters leave trained
+    return not one_by_one or scores or job.trains("language") or job.loss is not None or job.fused_loss
 
 
 def tile_bytes(job: Job, size: Floats) -> Floats:
@@ -91,7 +92,7 @@ def tiled_gradient_bytes(model: Model, job: Job, size: Floats, tp: Ints) -> Floa
     """Return the bytes of the gradients that the backward pass of a tiled loss makes of `size` tokens [N], in fp32 and
     in their own type."""
     width = SINGLE + widths_of(job).logit * (job.precision != "fp32")
-    return np.asarray(width * model.hidden * (size + model.vocab / tp * job.trains("language")))
+    return np.asarray(width * model.hidden * (size + model.head_outputs / tp * job.trains("language")))
 
 
 def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
@@ -109,14 +110,14 @@ def head_passes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     size = micro_batch * job.sample_tokens / cp
     hidden = widths_of(job).saved * size * model.hidden
     tensors = (1.0 if model.computed.logit_cap is None else 4.0) - (job.precision == "fp32")
-    forward = 4.0 * tensors * np.minimum(chunk, size * model.vocab / tp) + hidden * (tp > 1)
+    forward = 4.0 * tensors * np.minimum(chunk, size * model.head_outputs / tp) + hidden * (tp > 1)
     return logits + forward, logits + weight_bytes(job) * end_elements(model, job, tp) + 3.0 * hidden
 
 
 def end_elements(model: Model, job: Job, tp: Ints) -> Floats:
     """Return the elements of the gradient of the embedding or the output projection that are made at a time, [N]."""
     most = memory_facts(job.framework).chunk_elements / 2.0 * job.trains("language")
-    return np.minimum(most, model.hidden * model.vocab / tp)
+    return np.minimum(most, model.hidden * model.head_outputs / tp)
 
 
 @record
@@ -164,21 +165,24 @@ def whole_units(
         summed = (rows.sharding >= ZERO2) & facts.freed & (facts.shard_weight == 0.0) & job.trains("language")
         table, away = model.token_table_parameters / rows.tp, facts.weights_follow * (rows.offload > 0.0)
         copies = 3.0 if model.tied_embeddings and facts.freed else 2.0 + 1.0 / ranks
-        first = summed * table * (weight_bytes(job) * copies + gradient_bytes(job) * away / ranks)
+        gradient_width = summed * (weight_bytes(job) * copies + gradient_bytes(job) * away / ranks)
+        # whole gradients get one more of the embedding, which ZeRO-3 has gathered
+        whole_first = summed * table * weight_bytes(job) * (1.0 + (rows.sharding == ZERO3)) * (not model.tied_embeddings)
         beside = weight_bytes(job) * layer * (rows.sharding == ZERO3)
         message = (
             rows.micro_batch * job.sample_tokens / rows.cp * model.hidden / np.where(rows.sequence_parallel, rows.tp, 1)
         )
         dense = widths_of(job).saved * (table + message) * facts.megatron_core * job.trains("language")
-        summing = (first + beside) * summed * (not model.tied_embeddings)
-        alone, here = table * (not model.tied_embeddings), 1.0 - facts.gradients_follow * rows.offload
+        alone = model.head_table_parameters / rows.tp * (not model.tied_embeddings)
+        summing = (gradient_width * alone + beside) * summed * (not model.tied_embeddings)
+        here = 1.0 - facts.gradients_follow * rows.offload
         shard = gradient_bytes(job) * summed * here / ranks
         last = np.where(at_last, shard * alone, weight_bytes(job) * summed * (alone - layer))
         before = np.where(at_last, shard * layer - weight_bytes(job) * summed * alone, -last)
         return WholeUnits(
             head=whole,
             summing=np.where(at_last, 0.0, summing),
-            first=np.where(at_last, 0.0, first) + dense,
+            first=np.where(at_last, whole_first, gradient_width * table) + dense,
             last=last,
             before=np.maximum(before, 0.0),
         )
@@ -215,14 +219,14 @@ def released_head_bytes(model: Model, job: Job, rows: Strategies) -> Floats:
     the output projection, unless it is the embedding."""
     facts = memory_facts(job.framework)
     able = facts.freed and facts.shard_weight == 0.0 and not model.tied_embeddings
-    return np.asarray(weight_bytes(job) * model.token_table_parameters / rows.tp * able * (rows.sharding == ZERO2))
+    return np.asarray(weight_bytes(job) * model.head_table_parameters / rows.tp * able * (rows.sharding == ZERO2))
 
 
 def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, chunk: Floats) -> Floats:
     """Return what is beside the `chunk` of a loss, [N]: the projection where it is gathered and its gradient in fp32,
     which chunks add to, or that gradient with the buffer of its sum over `ranks`, and the rank's part of it, as it
     comes and as it stays (torchtitan/components/loss.py 0.3: ChunkedLossWrapper)."""
-    projection = model.hidden * model.vocab / rows.tp
+    projection = model.hidden * model.head_outputs / rows.tp
     parts = np.where(rows.sharding >= ZERO2, ranks, 1)
     summing = SINGLE * projection * (1.0 + 2.0 / parts) + weight_bytes(job) * projection * (rows.sharding == ZERO3)
     return np.asarray(summing + np.maximum(SINGLE * projection - chunk, 0.0))
@@ -235,10 +239,10 @@ def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: In
     have is apart (`scored_head_bytes`)."""
     if not memory_facts(job.framework).freed or job.loss == "tiled" or whole_answers(job):
         return np.zeros(len(tp))
-    projection = weight_bytes(job) * model.hidden * model.vocab / tp
+    projection = weight_bytes(job) * model.hidden * model.head_outputs / tp
     whole = not job.fused_loss and job.loss != "chunked"
     size = micro_batch * job.sample_tokens / cp
-    later = 2.0 * whole * size * model.vocab / tp
+    later = 2.0 * whole * size * model.head_outputs / tp
     gathered = projection * (sharding == ZERO3)
     taken = widths_of(job).saved * size * model.hidden * (not keeps_head_input(job))
     buffer = projection * (not model.tied_embeddings) * (sharding >= ZERO2)
@@ -261,7 +265,7 @@ def scored_head_bytes(
     `before_logits` [N] are what norm and projection keep, of which the norm's backward pass has its part.
     """
     width, size = weight_bytes(job), rows.micro_batch * job.sample_tokens / rows.cp
-    table, zero3 = width * model.token_table_parameters / rows.tp, rows.sharding == ZERO3
+    table, zero3 = width * model.head_table_parameters / rows.tp, rows.sharding == ZERO3
     buffer = (arriving if model.tied_embeddings else table) * (rows.sharding >= ZERO2)
     gradient = table * job.trains("language") * (rows.sharding >= ZERO2)
     hidden, loss = widths_of(job).saved * elements, logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
@@ -269,7 +273,7 @@ def scored_head_bytes(
     if job.loss == "tiled":
         there, backward = tile_bytes(job, size) + hidden, arriving * zero3 + loss
     else:
-        logits = widths_of(job).logit * size * model.vocab / rows.tp
+        logits = widths_of(job).logit * size * model.head_outputs / rows.tp
         there = logits + hidden * (not keeps_head_input(job))
         backward = np.maximum(loss, arriving * zero3 + logits + gradient + hidden)
     of_norm = np.maximum(norm_backward_bytes(model, job) - widths_of(job).saved, 0.0) * elements

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from shardwright.rehearsal.inside.guard import TRANSFORMERS, Refused, require
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
-from shardwright.rehearsal.inside.trl_losses import add_head, add_kernel, loss_of, whole_loss_of
+from shardwright.rehearsal.inside.trl_losses import REWARD, add_head, add_kernel, loss_of, whole_loss_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RELEASE = 5  # of transformers
@@ -117,8 +117,11 @@ def _of_config(question: dict[str, Any], dtype: torch.dtype) -> Any:
 
     fields = dict(question["config"])
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    kind = transformers.AutoModelForCausalLM
+    if question["preference"] == REWARD:
+        kind, config.num_labels, config.pad_token_id = transformers.AutoModelForSequenceClassification, 1, 0
     with torch.device("meta" if question.get("on_gpu") else "cuda"):  # whole, it may not fit on a GPU
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return kind.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
 
 def _adapted(model: Any, fields: dict[str, Any]) -> Any:
@@ -193,8 +196,8 @@ def _sharded(model: Any, question: dict[str, Any], options: dict[str, Any]) -> A
     for layer in inner.layers:
         fully_shard(layer, **options)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tail = [inner.norm, head]
-    if embedding.weight is head.weight:
+    tail = [inner.norm] if head is None else [inner.norm, head]
+    if head is not None and embedding.weight is head.weight:
         tail.insert(1, embedding)
     else:
         fully_shard(embedding, **options)

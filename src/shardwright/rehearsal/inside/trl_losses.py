@@ -1,6 +1,6 @@
 """Losses of TRL 1.16 in a rehearsal: its own output head, which makes the logits in tiles, and what its trainers run
 with it for a micro-batch (`_compute_loss` of trl/trainer/{dpo,kto}_trainer.py); of ORPO and CPO, which have whole
-logits, the trainers' own `get_batch_loss_metrics` (trl/experimental/{orpo,cpo}).
+logits, the trainers' own `get_batch_loss_metrics` (trl/experimental/{orpo,cpo}), and of rewards its own `compute_loss`.
 
 A fake tensor has no values, by which TRL picks the positions that count; here all do, as where a sample is full of
 answers. Where they are picked or not, a copy of the hidden states is made and kept.
@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +33,7 @@ SETTINGS = {  # of a trainer of whole logits, as its configuration has them by d
     "alpha": 0.0, "cpo_alpha": 1.0, "label_smoothing": 0.0, "loss_type": "sigmoid",
 }  # fmt: skip
 Tokens = Callable[[], torch.Tensor]
+REWARD = "reward"
 
 
 def add_head(model: Any, loss: str | None, shims: dict[str, str]) -> None:
@@ -76,7 +78,9 @@ def add_kernel(shims: dict[str, str]) -> None:
 
 
 def whole_loss_of(loss: str, model: Any, tokens: Tokens) -> torch.Tensor:
-    """Return the loss of a micro-batch, as the trainer of a loss with whole logits computes it."""
+    """Return the loss of a micro-batch, as the trainer of a loss with whole logits computes it, or of rewards."""
+    if loss == REWARD:
+        return reward_loss_of(model, tokens)
     with _disable_current_modes():
         module = importlib.import_module(f"trl.experimental.{loss}.{loss}_trainer")
     kind = getattr(module, f"{loss.upper()}Trainer")
@@ -88,6 +92,34 @@ def whole_loss_of(loss: str, model: Any, tokens: Tokens) -> torch.Tensor:
         batch |= {f"{side}_input_ids": rows, f"{side}_labels": rows, f"{side}_attention_mask": torch.ones_like(rows)}
     computed: tuple[torch.Tensor, Any] = trainer.get_batch_loss_metrics(model, batch)
     return computed[0]
+
+
+class _Metric:
+    """A metric whose value nobody asks for."""
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda: self
+
+    def item(self) -> int:
+        return 0
+
+
+def reward_loss_of(model: Any, tokens: Tokens) -> torch.Tensor:
+    """Return the loss of a micro-batch of pairs, as the trainer of rewards computes it."""
+    with _disable_current_modes():
+        module = importlib.import_module("trl.trainer.reward_trainer")
+    trainer = module.RewardTrainer.__new__(module.RewardTrainer)
+    metric = _Metric()
+    told: Any = types.SimpleNamespace
+    vars(trainer).update(
+        model=model, _tp_size=1, _total_train_tokens=0, _metrics={"train": defaultdict(list)},
+        args=told(center_rewards_coefficient=None),
+        accelerator=told(gather=lambda _: metric, gather_for_metrics=lambda _: metric),
+    )  # fmt: skip
+    batch = tokens()
+    inputs = {"input_ids": batch, "attention_mask": torch.ones_like(batch)}
+    loss: torch.Tensor = trainer.compute_loss(model, inputs)
+    return loss
 
 
 def loss_of(loss: str | None, model: Any, reference: Any, tokens: Tokens) -> torch.Tensor:

@@ -126,7 +126,7 @@ def head_layers(context: Context) -> float:
     model, attended = context.model, context.job.attended_tokens
     per_layer = [layer_flops_per_token(model, kind, attended) for kind in model.kinds]
     mean = sum(per_layer[kind] for kind in model.kind_of_layer) / len(model.layers)
-    logits = 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
+    logits = 2.0 * model.hidden * model.head_outputs * (1 + model.mtp_layers)
     return (logits + model.mtp_layers * per_layer[model.kind_of_layer[-1]]) / mean
 
 
