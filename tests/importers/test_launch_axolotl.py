@@ -91,6 +91,13 @@ CASES = {
         },
         expected={**FULL8, "preference": "kto:precomputed"},
     ),
+    "axolotl rewards": Case(
+        files={"train.yml": AXOLOTL + "reward_model: true\nnum_labels: 1\n"}, expected={"preference": "reward"}
+    ),
+    "axolotl rewards of steps": Case(
+        files={"train.yml": AXOLOTL + "process_reward_model: true\n"},
+        expected="process_reward_model: trains a model of rewards for each step",
+    ),
     "axolotl grpo": Case(files={"train.yml": AXOLOTL + "rl: grpo\n"}, expected="rl: is grpo, trains by rewards"),
     "axolotl offloads": Case(
         files={"train.yml": AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload_disk")},

@@ -81,7 +81,22 @@ CASES = {
         },
         words=("FSDP 2 gathers all weights of a reference at once",),
     ),
-    "trl rewards": launch(f"torchrun --nproc-per-node 8 -m trl.scripts.reward {TRAIN}", "reward trains by rewards"),
+    "trl rewards": launch(
+        f"accelerate launch --config_file fsdp2.yaml -m trl.scripts.reward {TRAIN} --center_rewards_coefficient 0.01",
+        {**FULL8, "preference": "reward", "loss": None},
+        files={"fsdp2.yaml": FSDP2},
+    ),
+    "trl rewards by its example": launch(
+        f"accelerate launch --config_file fsdp2.yaml examples/scripts/reward_modeling.py {TRAIN} --use_peft "
+        "--lora_task_type SEQ_CLS --dtype bfloat16 --lora_target_modules all-linear",
+        {"preference": "reward", "sharding": "zero3"},
+        files={"fsdp2.yaml": FSDP2},
+    ),
+    "trl keys of rewards": launch(
+        f"accelerate launch --config_file fsdp2.yaml align.py {TRAIN} --center_rewards_coefficient 0.01",
+        "center_rewards_coefficient: is 0.01: goes with a loss over preferences or rewards",
+        files={"fsdp2.yaml": FSDP2},
+    ),
     "trl keys of dpo": launch(
         f"accelerate launch --num_processes 8 align.py {TRAIN} --beta 0.1 --max_prompt_length 512",
         "beta: is 0.1: goes with a loss over preferences or rewards, and nothing says which",

@@ -237,6 +237,8 @@ NEEDS = {
     "fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao"),
     "preferences": ("transformers", "peft", "bitsandbytes", "trl"), "whole": ("transformers", "peft", "bitsandbytes"),
     "several kernels": ("transformers",),
+    "preferences": ("transformers", "peft", "bitsandbytes", "trl"),
+    "rewards": ("transformers", "peft", "bitsandbytes", "trl"), "whole": ("transformers", "peft", "bitsandbytes"),
 }  # fmt: skip
 PYTHONS = {"megatron": os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON") or None}  # environments of their own
 SKIPPED = {"torchtitan": "has plans of its own (test_torchtitan)"}

@@ -118,8 +118,8 @@ class TrainingOptions:
         str | None,
         option(
             metavar="LOSS",
-            help="Train on preferences: dpo, orpo or cpo (a sample is a pair of sequences), or kto; dpo:precomputed "
-            "has run the reference before.",
+            help="Train on preferences: dpo, orpo, cpo or reward (a sample is a pair of sequences), or kto; "
+            "dpo:precomputed has run the reference before, dpo:llamafactory runs that trainer's code.",
         ),
     ] = None
     freeze: Annotated[
@@ -179,7 +179,7 @@ class LaunchOptions:
         str | None,
         option(
             metavar="LOSS",
-            help="Loss over preferences, where the script's name does not say it: dpo, kto, orpo, cpo.",
+            help="Loss over preferences, where the script's name does not say it: dpo, kto, orpo, cpo, reward.",
         ),
     ] = None
     accept_guess: AcceptGuess = False

@@ -20,6 +20,7 @@ from shardwright.plans.plan import Plan
 from shardwright.rows import stated
 from shardwright.spec.adapter import LINEAR, TARGETS, Adapter, Target, peft_fields
 from shardwright.spec.model import Model
+from shardwright.spec.preference import Preference
 
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
 OPTIMIZER = {
@@ -142,7 +143,13 @@ def script_words(plan: Plan) -> str:
         return f"your launch of {preference.by} with its {preference.loss.upper()}"
     if preference is None and plan.job.loss != "tiled":
         return "your training script"
-    return f"your script with TRL's {'SFT' if preference is None else preference.loss.upper()}Trainer"
+    return f"your script with TRL's {_trainer(preference)}Trainer"
+
+
+def _trainer(preference: Preference | None) -> str:
+    if preference is None:
+        return "SFT"
+    return preference.loss.title() if preference.passes.scores else preference.loss.upper()
 
 
 def frozen_parts(plan: Plan) -> str:

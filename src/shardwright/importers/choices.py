@@ -16,6 +16,7 @@ LIGER, CUT = "axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut
 KERNELS = ("rope", "rms_norm", "swiglu")  # that Liger has beside that of the loss, on unless it is told otherwise
 ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 OF_PREFERENCES = (
+    "center_rewards_coefficient",
     "beta",
     "precompute_ref_log_probs",
     "desirable_weight",
@@ -39,6 +40,7 @@ LOSS_TYPES = {
     "kto": ("kto",),
     "orpo": (),
     "cpo": ("sigmoid", "hinge", "ipo", "simpo", "alphapo"),
+    "reward": (),
 }  # fmt: skip
 OF_SFT = ("nll", "chunked_nll", "dft")  # trl/trainer/sft_config.py 1.16: loss_type
 SIXTEEN = ("bfloat16", "bf16")

@@ -59,7 +59,7 @@ LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
 # The same of losses over preferences.
-PAIRS = re.compile(r"(?:^|[/.])(?:run_|train_|trl_)?(?P<loss>dpo|ipo|kto|orpo|cpo|simpo)(?:_\w+)?(?:\.py)?$")
+PAIRS = re.compile(r"(?:^|[/.])(?:run_|train_|trl_)?(?P<loss>dpo|ipo|kto|orpo|cpo|simpo|reward)(?:_\w+)?(?:\.py)?$")
 LORA = re.compile(r"(?<![a-z])lora(?![a-z])")  # in the name of a program that trains adapters without being told
 # What the configurations of Accelerate say that `trl` has by name (trl/accelerate_configs of 1.16.0). That for one GPU
 # starts one process, whatever it says (accelerate/commands/launch.py: `simple_launcher`).
