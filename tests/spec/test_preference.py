@@ -53,7 +53,9 @@ def test_a_sample_of_pairs_has_two_sequences() -> None:
 
 
 def test_answers_to_other_prompts_need_more_than_one_in_a_batch() -> None:
-    assert {loss: Preference(loss=loss).least_samples for loss in LOSSES} == {loss: 1 + (loss == "kto") for loss in LOSSES}
+    assert {loss: Preference(loss=loss).least_samples for loss in LOSSES} == {
+        loss: 1 + (loss == "kto") for loss in LOSSES
+    }
 
 
 def test_beside_adapters_the_frozen_weights_are_the_reference() -> None:

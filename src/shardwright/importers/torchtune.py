@@ -46,7 +46,9 @@ def _preference(config: TrainerFields) -> tuple[Preference | None, tuple[str, ..
     loss = str(config.first("loss") or PLAIN_LOSS)
     name = loss.removeprefix(PREFERENCES)
     if name == loss:
-        return None, () if loss == PLAIN_LOSS else (f"loss._component_ {loss} (the loss goes over parts of the logits)",)
+        return None, () if loss == PLAIN_LOSS else (
+            f"loss._component_ {loss} (the loss goes over parts of the logits)",
+        )
     if name not in DPO_LOSSES:
         config.report("loss", f"is {name}, which is not described", f"use {' or '.join(DPO_LOSSES)}")
     return parse_preference("dpo:torchtune"), ()

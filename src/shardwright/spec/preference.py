@@ -7,9 +7,9 @@ it was: a second copy of the weights, or beside adapters the same ones without t
 training. KTO takes single answers, and runs forward besides with answers to other prompts. A model of rewards learns to
 score the answer that was chosen above the other one (trl/trainer/reward_trainer.py).
 
-LLaMA-Factory (0.9.5, train/{dpo,kto}/trainer.py and train/trainer_utils.py: get_batch_logps) and torchtune (0.6.1, recipes/
-{full,lora}_dpo_*.py, rlhf/sequence_processing.py) have code of their own for some of these losses:
-all logits in fp32, and a reference that FSDP shards layer by layer, in the type of the passes.
+LLaMA-Factory (0.9.5, train/{dpo,kto}/trainer.py, train/trainer_utils.py: get_batch_logps) and torchtune (0.6.1,
+recipes/{full,lora}_dpo_*.py, rlhf/sequence_processing.py) have code of their own for some of these losses: all logits
+in fp32, and a reference that FSDP shards layer by layer, in the type of the passes.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class Preference:
 
 
 def parse_preference(text: str) -> Preference:
-    """Return the loss over preferences that `dpo`, `kto`, `orpo`, `cpo`, `reward`, `dpo:precomputed` or, by another trainer's code
-    than TRL's, `dpo:llamafactory` stands for; `ipo` is a loss of DPO's, `simpo` of CPO's. Raises SpecError for anything
-    else."""
+    """Return the loss over preferences that `dpo`, `kto`, `orpo`, `cpo`, `reward`, `dpo:precomputed` or, by another
+    trainer's code than TRL's, `dpo:llamafactory` stands for; `ipo` is a loss of DPO's, `simpo` of CPO's. Raises
+    SpecError for anything else."""
     name, mark, how = text.strip().casefold().partition(":")
     loss = cast("PreferenceLoss", OTHER_NAMES.get(name, name))
     if name.replace("-", "_") in REINFORCEMENT:
@@ -118,10 +118,9 @@ def parse_preference(text: str) -> Preference:
     if loss not in LOSSES:
         raise bad("preference", f"unknown loss {text!r}", suggestion(name, [*LOSSES, *OTHER_NAMES]))
     if how in OTHER_CODE:
-        code = cast("Code", how)
-        if loss not in OTHER_CODE[code]:
-            raise bad("preference", f"{how} has no code for {loss}", f"it has {', '.join(OTHER_CODE[code])}")
-        return Preference(loss=loss, by=code)
+        if loss not in OTHER_CODE[how]:
+            raise bad("preference", f"{how} has no code for {loss}", f"it has {', '.join(OTHER_CODE[how])}")
+        return Preference(loss=loss, by=how)
     if mark and how != PRECOMPUTED:
         ways = (f"{loss}:{way}" for way in (PRECOMPUTED, *OTHER_CODE))
         raise bad("preference", f"{text!r} says {how!r} of how it is run", f"write {loss}, or {', '.join(ways)}")

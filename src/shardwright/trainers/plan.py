@@ -41,8 +41,8 @@ from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, 
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.spec.preference import as_trained
 from shardwright.spec.options import said
+from shardwright.spec.preference import as_trained
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
 from shardwright.trainers.arguments import named, pinned, rules_of

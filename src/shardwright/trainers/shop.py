@@ -17,8 +17,8 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.spec.preference import as_trained
 from shardwright.spec.offers import Offers
+from shardwright.spec.preference import as_trained
 from shardwright.trainers.arguments import rules_of
 from shardwright.trainers.plan import NO_PLAN_OF_THESE, USUAL, Question
 from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners

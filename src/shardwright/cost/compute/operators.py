@@ -61,8 +61,8 @@ LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 
 # (NVIDIA/Megatron-LM@0cb36de: megatron/model/fused_softmax.py, FusedScaleMaskSoftmax.forward).
 SOFTMAX_BYTES, SPLIT_BYTES = 16.0, 33.0
 FUSED_KEYS, FUSED_ROWS = (17, 2048), 4  # documented
-# Documented. Of log-probabilities by PyTorch's own operators, as other trainers than TRL take them: cast, log-softmax and
-# a mean; zeros with the gradient of one word each, that of the log-softmax, without the last position, and its cast.
+# Documented. Of log-probabilities by PyTorch's own operators, as other trainers than TRL take them: cast, log-softmax
+# and a mean; zeros with the gradient of one word each, that of the log-softmax, without the last position, its cast.
 LOG_PROBABILITY_BYTES = 18.0, 34.0
 # Documented. A kernel adds an adapter's product to the frozen one as it multiplies: it reads 16 bits of each output,
 # and backward of each input's gradient. Eager code, as PEFT's, moves 8 bytes more of each; published runs show none of

@@ -18,10 +18,10 @@ from shardwright.spec.model import Model
 
 # Gradients of logits by their kernel and by the loss of one answer, each as large as all logits, and their sum.
 WHOLE_ANSWERS = 3.0  # documented: trl/experimental/{orpo,cpo}, trl/kernels/logprob_entropy.py 1.16
-# Bytes of a logit in other trainers' code, in fp32 (`spec.preference`): its log-probability, which is kept, the gradient
-# of that and its own; while a reference runs, what the model's pass kept, and a logit of the reference with its
-# log-probability. There LLaMA-Factory has the logits of pairs still, for its metrics, and torchtune beside adapters a
-# copy by its temperature; without adapters it takes the answers of a pair one after the other.
+# Documented. Bytes of a logit in other trainers' code, in fp32 (`spec.preference`): its log-probability, which is kept,
+# the gradient of that and its own; while a reference runs, what the model's pass kept, and a logit of the reference
+# with its log-probability. There LLaMA-Factory has the logits of pairs still, for its metrics, and torchtune beside adapters
+# a copy by its temperature; without adapters it takes the answers of a pair one after the other.
 OTHER_ANSWERS, OTHER_PASS, HELD_BESIDE = 12.0, 8.0, 4.0
 TILE = 4096, 32768  # documented: tokens and words of the vocabulary (trl/kernels/chunked_logprob.py 1.16)
 
@@ -167,7 +167,9 @@ def whole_units(
         copies = 3.0 if model.tied_embeddings and facts.freed else 2.0 + 1.0 / ranks
         gradient_width = summed * (weight_bytes(job) * copies + gradient_bytes(job) * away / ranks)
         # whole gradients get one more of the embedding, which ZeRO-3 has gathered
-        whole_first = summed * table * weight_bytes(job) * (1.0 + (rows.sharding == ZERO3)) * (not model.tied_embeddings)
+        whole_first = (
+            summed * table * weight_bytes(job) * (1.0 + (rows.sharding == ZERO3)) * (not model.tied_embeddings)
+        )
         beside = weight_bytes(job) * layer * (rows.sharding == ZERO3)
         message = (
             rows.micro_batch * job.sample_tokens / rows.cp * model.hidden / np.where(rows.sequence_parallel, rows.tp, 1)

@@ -192,10 +192,10 @@ def reference_pass_bytes(
 ) -> Floats:
     """Return what is there while a reference runs, in place of layers that are gathered, [N]. One that is a unit of its
     own has all its `parameters` [N] with the buffer that they came in, which goes when another unit comes
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`); others, and the model without its
-    adapters, a `gathered_layer` [N] with its buffer. Beside these are the embeddings, what one layer takes and has of its
-    feed-forward block, and of the model the output projection, which stays; and of whole logits the first of `answers`,
-    [N] each, or, with the buffer of the last layer alone, both."""
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`); others, and the model without
+    its adapters, a `gathered_layer` [N] with its buffer. Beside these are the embeddings, what one layer takes and has
+    of its feed-forward block, and of the model the output projection, which stays; and of whole logits the first of
+    `answers`, [N] each, or, with the buffer of the last layer alone, both."""
     if job.preference is None or not job.preference.reference or memory_facts(job.framework).reference != "unit":
         return np.zeros(len(rows))
     blocks = [(3.0 if kind.mlp.gated else 2.0) * kind.mlp.width for kind in model.kinds if kind.mlp]
@@ -209,8 +209,8 @@ def reference_pass_bytes(
 
 
 def reference_head_bytes(model: Model, job: Job, rows: Strategies) -> Floats:
-    """Return the bytes of whole weights of a reference under ZeRO-3 from its first pass on, [N]: of one whose layers are
-    units of their own the output projection, which FSDP gives back after a backward pass alone
+    """Return the bytes of whole weights of a reference under ZeRO-3 from its first pass on, [N]: of one whose layers
+    are units of their own the output projection, which FSDP gives back after a backward pass alone
     (accelerate/utils/fsdp_utils.py 1.15: `fsdp2_prepare_model`); torchtune shards all again."""
     unit = memory_facts(job.framework).reference == "unit"
     stays = unit and job.holds_reference and job.preference is not None and job.preference.by == "llamafactory"
