@@ -130,7 +130,7 @@ def _unrehearsed(job: Job) -> Iterator[Problem]:
         yield Problem(f"job.{name}", f"{word} is not rehearsed under FSDP2 yet", f"plan with {name}={able}")
     if job.preference is not None and job.preference.by != "trl":
         message = f"is {job.preference.by}, whose code of {job.preference.loss} is not rehearsed yet"
-        yield Problem("job.preference.by", message, f"plan with --preference {job.preference.loss}")
+        yield Problem("job.preference.by", message, f"plan with preference={job.preference.loss}")
 
 
 def _of_megatron(plan: Plan) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from shardwright.spec.model import Model
 WHOLE_ANSWERS = 3.0  # documented: trl/experimental/{orpo,cpo}, trl/kernels/logprob_entropy.py 1.16
 # Documented. Bytes of a logit in other trainers' code, in fp32 (`spec.preference`): its log-probability, which is kept,
 # the gradient of that and its own; while a reference runs, what the model's pass kept, and a logit of the reference
-# with its log-probability. There LLaMA-Factory has the logits of pairs still, for its metrics, and torchtune beside adapters
-# a copy by its temperature; without adapters it takes the answers of a pair one after the other.
+# with its log-probability. There LLaMA-Factory has the logits of pairs still, for its metrics, and torchtune beside
+# adapters a copy by its temperature; without adapters it takes the answers of a pair one after the other.
 OTHER_ANSWERS, OTHER_PASS, HELD_BESIDE = 12.0, 8.0, 4.0
 TILE = 4096, 32768  # documented: tokens and words of the vocabulary (trl/kernels/chunked_logprob.py 1.16)
 
