@@ -139,6 +139,7 @@ def fixed_bytes(
     logits, reference = _beside_logits(context, rows, shards, held, state, units, count)
     moments[:, LOGITS, -1], moments[:, REFERENCE, -1] = logits, np.where(reference > 0.0, reference, NEVER)
     moments[:, LAST_LAYER:EMBEDDING] = _as_layers_run(context, rows, shards, state, units, late) + passing[:, None]
+    moments[:, [LAST_LAYER, LAYER_BEFORE]] -= _gone(rows, state)[:, None]
     moments[:, LAYER_BEFORE] += units.before[:, None] - state.arriving * (rows.sharding == ZERO2)[:, None]
     moments[:, EMBEDDING, 0] = (units.first[:, None] + tied_weights + late - state.resharded)[:, 0]
     moments[:, UPDATE] = _in_update(context, rows, held, state, late)
@@ -171,8 +172,7 @@ def _beside_logits(
     logits = rows.micro_batch * job.sample_tokens / rows.cp * model.vocab / rows.tp
     kept, more = (width * logits for width in beside_reference(job))
     reference = reference_pass_bytes(model, job, rows, (held.dense + held.expert)[:, -1], arriving, (kept, more))
-    # Copies of weights that run again are gone when the logits run backward, of which the forward pass has less.
-    gone = np.where((rows.recompute == UNIFORM) & (rows.sharding == UNSHARDED), state.resharded[:, -1], 0.0)
+    gone = _gone(rows, state)[:, -1]  # when the logits run backward, of which the forward pass has less
     forward = units.head * (1.0 - widths_of(job).logit / facts.logit)
     head = np.where(gone > 0.0, np.maximum(units.head - gone, forward), units.head) + before_logits
     if facts.freed and (job.loss == "tiled" or whole_answers(job)):
@@ -180,6 +180,12 @@ def _beside_logits(
         head = scored_head_bytes(model, job, rows, arriving, elements, before_logits)
     head = np.maximum(head, units.summing - released_head_bytes(model, job, rows))
     return head, np.where(reference > 0.0, reference + before_logits, 0.0)
+
+
+def _gone(rows: Strategies, state: StateBytes) -> Floats:
+    """Return the copies of weights of layers that all run again, which are gone before these run backward, [N, P]."""
+    again = (rows.recompute == UNIFORM) & (rows.sharding == UNSHARDED)
+    return np.where(again[:, None], np.broadcast_to(state.resharded, state.weights.shape), 0.0)
 
 
 def _as_layers_run(
