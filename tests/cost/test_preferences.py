@@ -155,3 +155,39 @@ def test_every_trainer_of_preferences_says_how_its_reference_stands() -> None:
 
     able = {trainers()[row.target].framework for row in facts() if row.subject == "preference" and row.runs == "yes"}
     assert {name for name in able if memory_facts(name).reference} == able == set(FRAMEWORKS)
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b"])
+def test_a_model_of_rewards_has_a_head_of_one_score(name: str) -> None:
+    """No weights over the vocabulary but the embedding's, and no FLOPs of logits."""
+    model = shardwright.load_model(name)
+    scored = model.giving_scores()
+    table = model.vocab * model.hidden
+    assert scored.parameters == model.parameters - table * (not model.tied_embeddings) + model.hidden
+    pairs, rewards = job("fsdp", "orpo"), job("fsdp", "reward")
+    tokens = pairs.tokens_per_iteration
+    less = 6.0 * tokens * (table - model.hidden)
+    assert job_flops(model, pairs) - job_flops(scored, rewards) == pytest.approx(less)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("adapter", [None, "lora:16"])
+def test_rewards_take_less_memory_than_logits_of_the_same_pairs(framework: str, adapter: str | None) -> None:
+    """By three logits of 16 bits at least, where a rank has all weights."""
+    beside = None if adapter is None else parse_adapter(adapter)
+    model = MODEL.giving_scores()
+    both = []
+    for of, trained in ((job(framework, "orpo", beside), MODEL), (job(framework, "reward", beside), model)):
+        where = replace(context(of), model=trained)
+        rows = rows_of(of, 4)
+        starts = np.tile([0, len(trained.layers)], (len(rows), 1))
+        both.append(footprint(where, rows, layer_rows(where, rows), starts).tensors[:, 0])
+    assert np.all(both[1] < both[0])
+
+
+def test_a_plan_of_rewards_is_of_the_model_that_gives_them() -> None:
+    of = job("fsdp", "reward", global_batch=8)
+    best = shardwright.plan(MODEL, shardwright.load_cluster("1x8xH100-SXM"), of, top=1).best
+    assert best.model == MODEL.giving_scores() and not shardwright.check(best)
+    for wrong in (replace(best, model=MODEL), replace(best, job=job("fsdp", "orpo", global_batch=8))):
+        assert "model.scores" in {problem.path for problem in shardwright.check(wrong)}
