@@ -173,7 +173,7 @@ def test_a_model_of_rewards_has_a_head_of_one_score(name: str) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("adapter", [None, "lora:16"])
 def test_rewards_take_less_memory_than_logits_of_the_same_pairs(framework: str, adapter: str | None) -> None:
-    """By three logits of 16 bits at least, where a rank has all weights."""
+    """But for the weights of the score, where the head is the embedding and the update is the peak."""
     beside = None if adapter is None else parse_adapter(adapter)
     model = MODEL.giving_scores()
     both = []
@@ -182,7 +182,7 @@ def test_rewards_take_less_memory_than_logits_of_the_same_pairs(framework: str, 
         rows = rows_of(of, 4)
         starts = np.tile([0, len(trained.layers)], (len(rows), 1))
         both.append(footprint(where, rows, layer_rows(where, rows), starts).tensors[:, 0])
-    assert np.all(both[1] < both[0])
+    assert np.all(both[1] < both[0] + 32 * model.hidden) and np.any(both[1] < 0.9 * both[0])
 
 
 def test_a_plan_of_rewards_is_of_the_model_that_gives_them() -> None:

@@ -230,14 +230,11 @@ def modules_of(model: Model) -> list[str]:
 
 DRAWS: Mapping[str, Callable[[int], Plan]] = {
     "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "adapters": of_adapters, "megatron": of_megatron,
-    "preferences": of_preferences, "whole": of_whole, "several kernels": of_several_kernels,
-    "preferences": of_preferences, "rewards": of_rewards, "whole": of_whole,
+    "preferences": of_preferences, "rewards": of_rewards, "whole": of_whole, "several kernels": of_several_kernels,
 }  # fmt: skip
 NEEDS = {
     "fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao"),
-    "preferences": ("transformers", "peft", "bitsandbytes", "trl"), "whole": ("transformers", "peft", "bitsandbytes"),
-    "several kernels": ("transformers",),
-    "preferences": ("transformers", "peft", "bitsandbytes", "trl"),
+    "preferences": ("transformers", "peft", "bitsandbytes", "trl"), "several kernels": ("transformers",),
     "rewards": ("transformers", "peft", "bitsandbytes", "trl"), "whole": ("transformers", "peft", "bitsandbytes"),
 }  # fmt: skip
 PYTHONS = {"megatron": os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON") or None}  # environments of their own
