@@ -68,6 +68,7 @@ def test_every_optimizer_has_its_row() -> None:
         ("lion", 14.0, 6.0),
         ("adafactor", 10.002, 4.002),
         ("sgd", 14.0, 6.0),
+        ("plain_sgd", 10.0, 4.0),
         ("muon", 14.0, 6.0),
     ],
 )

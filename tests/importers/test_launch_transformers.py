@@ -204,7 +204,15 @@ CASES = {
     "galore in 8 bits": launch(
         f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim galore_adamw_8bit", "galore_adamw_8bit keeps other"
     ),
-    "sgd": launch(f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim sgd --bf16", {"optimizer": "sgd"}),
+    "sgd": launch(f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim sgd --bf16", {"optimizer": "plain_sgd"}),
+    "sgd with momentum": launch(
+        f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim sgd --optim_args momentum=0.9 --bf16",
+        {"optimizer": "sgd"},
+    ),
+    "sgd with momentum of 0": launch(
+        f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim sgd --optim_args momentum=0.0 --bf16",
+        {"optimizer": "plain_sgd"},
+    ),
     "batch while it runs": launch(
         f"torchrun --nproc_per_node 8 train.py {TRAIN} --auto_find_batch_size",
         "auto_find_batch_size: the batch is found",

@@ -92,7 +92,8 @@ class TrainingOptions:
             metavar="NAME",
             help="adam, foreach_adam (PyTorch's where it is not fused: its update has a copy of a moment), "
             "adam8bit (moments in 8 bits), paged_adam and paged_adam8bit (paged to the host), galore and "
-            "apollo (moments of projected gradients; galore:64 for that rank), lion, adafactor, muon or sgd.",
+            "apollo (moments of projected gradients; galore:64 for that rank), lion, adafactor, muon, sgd or "
+            "plain_sgd (without momentum).",
         ),
     ] = "adam"
     master_weights: Annotated[

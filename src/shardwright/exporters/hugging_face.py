@@ -27,7 +27,9 @@ OPTIMIZER = {
     "foreach_adam": "adamw_torch", "adam8bit": "adamw_bnb_8bit",
     "paged_adam": "paged_adamw_32bit", "paged_adam8bit": "paged_adamw_8bit",
     "galore": "galore_adamw", "apollo": "apollo_adamw", "lion": "lion_32bit", "adafactor": "adafactor", "sgd": "sgd",
+    "plain_sgd": "sgd",
 }  # fmt: skip
+MOMENTUM = "momentum=0.9"  # transformers/trainer_optimizer.py 5.23 gives it to PyTorch's, which has none of its own
 CHUNKED = dict.fromkeys(("rope", "swiglu", "rms_norm", "cross_entropy"), False) | {"fused_linear_cross_entropy": True}
 
 ARGUMENTS = "training_arguments.json"
@@ -76,7 +78,7 @@ def trainer_arguments(plan: Plan) -> dict[str, object]:
             "fp16": precision == "fp16",
             "optim": OPTIMIZER.get(plan.job.optimizer),
             "optim_target_modules": None if rank is None else ["attn", "mlp"],
-            "optim_args": None if rank is None else f"rank={rank}",
+            "optim_args": f"rank={rank}" if rank else MOMENTUM if plan.job.optimizer == "sgd" else None,
             "gradient_checkpointing_kwargs": {"offload": True} if offloads else None,
             # Fields of TRL's configurations alone.
             "max_length": None if preference is None else plan.job.seq_len,

@@ -36,6 +36,7 @@ LENGTHS = (
     *("max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len", "max_length", "seq_length"),
     "seq_len",
 )
+NO_MOMENTUM = ("0", "0.0")
 # Optimizers whose state or update is of another kind than Adam's, by what their names contain.
 OTHER_UPDATES = (
     "galore",
@@ -264,12 +265,16 @@ def _projected(fields: TrainerFields) -> tuple[Optimizer | None, int | None]:
     return None, None
 
 
-def _rank_of(fields: TrainerFields) -> int | None:
-    """Return the rank in `optim_args`, which are words "name=value" or a mapping; none where they leave it out."""
+def _optimizer_arguments(fields: TrainerFields) -> dict[str, str]:
+    """Return `optim_args`, which are words "name=value" or a mapping."""
     words = str(fields.first("optim_args") or "").replace(" ", "").split(",")
     said = dict(word.partition("=")[::2] for word in words)
-    said |= {path[-1]: str(value) for path, value in fields.values.items() if path[-2:-1] == ("optim_args",)}
-    rank = said.get("rank")
+    return said | {path[-1]: str(value) for path, value in fields.values.items() if path[-2:-1] == ("optim_args",)}
+
+
+def _rank_of(fields: TrainerFields) -> int | None:
+    """Return the rank in `optim_args`; none where they leave it out."""
+    rank = _optimizer_arguments(fields).get("rank")
     if rank is None or (rank.isdecimal() and int(rank)):
         return None if rank is None else int(rank)
     fields.report("optim_args", f"has the rank {rank}", "write a whole number from 1")
@@ -383,6 +388,9 @@ def _optimizers() -> Mapping[str, Optimizer]:
 def optimizer_of(config: TrainerFields, leaf: str) -> tuple[Optimizer, tuple[str, ...]]:
     """Return an optimizer, and what is not modelled of one that is priced as Adam."""
     name = _optimizer_name(config, leaf)
+    if name == "sgd":
+        momentum = str(config.first("momentum") or _optimizer_arguments(config).get("momentum", 0))
+        return "plain_sgd" if momentum in NO_MOMENTUM else "sgd", ()
     if name in _optimizers():
         return _optimizers()[name], ()
     if any(part in name for part in OTHER_UPDATES):

@@ -17,7 +17,7 @@ Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 Optimizer = Literal[
     "adam", "foreach_adam", "adam8bit", "paged_adam", "paged_adam8bit", "galore", "apollo", "lion", "adafactor", "muon",
-    "sgd", "none",
+    "sgd", "plain_sgd", "none",
 ]  # fmt: skip
 Part = Literal["vision", "audio", "projector", "language", "encoder"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -40,7 +40,8 @@ class Job:
     is not fused: several kernels go over all weights, one after another; "adam8bit" keeps Adam's moments in 8 bits,
     the paged ones keep them in memory that is paged to the host; "galore" and "apollo" keep those of gradients of
     matrices of layers that are projected to `optimizer_rank` (None: 128) dimensions; "muon" orthogonalises the steps of
-    matrices of layers (Adam takes the rest); with "none" an iteration is a forward and a backward pass alone.
+    matrices of layers (Adam takes the rest); "plain_sgd" has no momentum, as PyTorch's unless it is told otherwise;
+    with "none" an iteration is a forward and a backward pass alone.
     `adapter`: the weights are frozen, and small matrices (LoRA) are trained beside them.
     `fp8_storage`: weights and the inputs of non-linearities are kept in fp8 alone and gradients in bf16, as
     the peaks of NeMo's recipes imply (in Megatron-LM: fp8-param-gather, activation-func-fp8-input-store, no fp32
