@@ -260,6 +260,6 @@ def test_no_recomputation_takes_less_than_the_least(seed: int) -> None:
         peak = footprint(where, rows, shards, starts, fixed)
         least = least_bytes(where, rows, shards, starts, fixed)
         assert least[0] <= peak.total.max() * (1 + 1e-9), layout
-        told = rows.vpp[0] == 1  # else weights and gradients of chunks may come one after another
-        assert not told or np.all(peak.tensors >= (fixed.always + fixed.moments.max(axis=1)) * (1 - 1e-9))
+        together = rows.vpp[0] == 1  # else weights and gradients of chunks may come one after another
+        assert not together or np.all(peak.tensors >= (fixed.always + fixed.moments.max(axis=1)) * (1 - 1e-9))
         assert np.all(peak.activations >= 0.0) and np.all(peak.logits >= 0.0) and np.all(peak.optimizer >= 0.0)

@@ -112,6 +112,7 @@ SCALED = after(computed(score_scale=50.0), scaled())(DENSE)
 LONG = {"kind": "longrope", "short_factors": (1.0, 2.0, 3.0, 4.0), "long_factors": (4.0, 3.0, 2.0, 1.0)}
 REFUSED: dict[str, tuple[Change, Model]] = {
     "Model.mtp_layers": (whole(mtp_layers=1), DENSE),
+    "Model.scores": (whole(scores=1, tied_embeddings=False), DENSE),
     "Model.embedding_width": (whole(embedding_width=16), DENSE),
     "Model.particular": (whole(particular="soft caps"), DENSE),
     "Model.tower": (whole(tower=load_model("llava-1.5-7b").tower), DENSE),

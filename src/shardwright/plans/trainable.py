@@ -153,6 +153,7 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         **{tower.noun: True for tower in model.towers},
         "attention to what an encoder gives": any(kind.cross is not None for kind in model.kinds),
         "multi-token prediction": model.mtp_layers > 0,
+        "a head of scores": model.scores is not None,
         "masked tokens without a token for them": not model.causal and computed.mask_token is None,
         "layers with another number of norms than their places": not all(_placed(model, kind) for kind in model.kinds),
         "weights that no block has": any(_unplaced(model, kind) for kind in model.kinds),

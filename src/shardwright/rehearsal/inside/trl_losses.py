@@ -110,11 +110,11 @@ def reward_loss_of(model: Any, tokens: Tokens) -> torch.Tensor:
         module = importlib.import_module("trl.trainer.reward_trainer")
     trainer = module.RewardTrainer.__new__(module.RewardTrainer)
     metric = _Metric()
-    told: Any = types.SimpleNamespace
+    settings: Any = types.SimpleNamespace
     vars(trainer).update(
         model=model, _tp_size=1, _total_train_tokens=0, _metrics={"train": defaultdict(list)},
-        args=told(center_rewards_coefficient=None),
-        accelerator=told(gather=lambda _: metric, gather_for_metrics=lambda _: metric),
+        args=settings(center_rewards_coefficient=None),
+        accelerator=settings(gather=lambda _: metric, gather_for_metrics=lambda _: metric),
     )  # fmt: skip
     batch = tokens()
     inputs = {"input_ids": batch, "attention_mask": torch.ones_like(batch)}
