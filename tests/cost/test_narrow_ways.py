@@ -16,7 +16,7 @@ from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.learned.links import HOST_RATES, slower_when_whole
 from shardwright.cost.network.collectives import Fabric, Group, exchange_seconds, gather_seconds, rack_seconds
-from shardwright.plans.findings import NotCovered
+from shardwright.plans.findings import Cheapest, Fastest, NotCovered
 from shardwright.plans.plan import Plan
 from shardwright.search.objective import INDIFFERENCE
 from shardwright.search.planner import plan, predict
@@ -24,6 +24,7 @@ from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Objective
 from shardwright.spec.read.cluster import build_cluster, load_cluster
 
 MACHINE_GBPS = 400
@@ -175,6 +176,23 @@ def test_more_gpus_in_a_machine_never_make_the_best_plan_slower(name: str, frame
         assert {memory.capacity_bytes for row in priced.memory for memory in row} == {
             found.cluster.pools[0].memory_bytes
         }
+
+
+@pytest.mark.parametrize("limit", ["deadline_hours", "budget_dollars"])
+@pytest.mark.parametrize("cluster", ["1x5xL40S", "1x8xL40S", "2x8xL40S"])
+def test_what_no_plan_keeps_is_told_beside_the_best_of_parts(cluster: str, limit: str) -> None:
+    """Of a limit just below what the best plan without it takes, the best plan is told; just above it, it is found. What
+    is told counts failures of the GPUs of the part, the plan those of its whole machine: some 0.04 %."""
+    objective: Objective = "time" if limit == "deadline_hours" else "cost"
+    question = {"global_batch": 20, "seq_len": 1000, "framework": "fsdp", "tokens": 1e9}
+    model, machines = load_model("llama-3.2-1b"), load_cluster(cluster)
+    free = plan(model, machines, make_job(**question, objective=objective), top=1, indifference=0.0).best.predicted
+    best = free.hours_total if limit == "deadline_hours" else free.dollars_total
+    assert best is not None
+    below, above = (plan(model, machines, make_job(**question, **{limit: share * best}), top=1) for share in (0.9, 1.1))
+    assert above.plans and not below.plans and below.infeasible is not None
+    (nearest,) = (remedy for remedy in below.infeasible.remedies if isinstance(remedy, (Fastest, Cheapest)))
+    assert (nearest.hours if isinstance(nearest, Fastest) else nearest.dollars) == pytest.approx(best, rel=1e-3)
 
 
 def test_part_of_a_machine_beside_machines_of_another_type() -> None:

@@ -34,6 +34,7 @@ from shardwright.plans.findings import (
 )
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan, SearchReport
+from shardwright.search.kinds import parts_of
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words, searched
@@ -84,7 +85,7 @@ def _possible(contexts: Sequence[Context], space: Space, filters: Filters) -> bo
 
 def _least(contexts: Sequence[Context], space: Space, filters: Filters) -> float | None:
     """Return the least value on the machines of one type, or None if no type has a plan."""
-    values = [_try(context, space, filters) for context in contexts]
+    values = [_try(context, space, filters) for context in (*contexts, *parts_of(contexts))]
     return min((value for value in values if value is not None), default=None)
 
 
@@ -183,7 +184,7 @@ def _too_dear(
     contexts: Sequence[Context], space: Space, filters: Filters, mixed: Callable[[Job, float], Plan | None]
 ) -> NoPlan:
     """Plans fit, but none keeps the limits on money and time."""
-    job = contexts[0].job
+    job, contexts = contexts[0].job, [*contexts, *parts_of(contexts)]
     remedies: list[Remedy] = []
     if job.deadline_hours is not None:
         hours = [_whole_hours(context, space, filters) for context in contexts]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardwright.cost.context import Context
+from shardwright.cost.learned.links import faster_parts
 from shardwright.cost.trust.rarity import rare_count_of_gpus
 from shardwright.plans.abilities import makers
 from shardwright.records import record
@@ -85,6 +87,11 @@ def largest_pools(contexts: Sequence[Context]) -> list[Context]:
         if name not in best or context.pool.gpus > best[name].pool.gpus:
             best[name] = context
     return list(best.values())
+
+
+def parts_of(contexts: Sequence[Context]) -> list[Context]:
+    """Return a context for each part of a machine that has faster links than the whole (`links.faster_parts`)."""
+    return [replace(context, pool=part) for context in contexts for part in faster_parts(context.pool)]
 
 
 def of_each_maker(contexts: Sequence[Context]) -> list[list[Context]]:

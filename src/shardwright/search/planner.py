@@ -15,7 +15,7 @@ from shardwright.cost.compute.flops import job_flops
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import contexts_together
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.learned.links import faster_parts, in_use
+from shardwright.cost.learned.links import in_use
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
@@ -30,9 +30,9 @@ from shardwright.plans.trainable import own_job_problems, own_problems, untraina
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import stopped, within
 from shardwright.search.account import left_out, report_of
-from shardwright.search.kinds import EXPORTABLE, Asked, OneType, largest_pools, search_type
+from shardwright.search.kinds import EXPORTABLE, Asked, OneType, largest_pools, parts_of, search_type
 from shardwright.search.nearby import fewer_machines, nearby
-from shardwright.search.objective import INDIFFERENCE, require_fit, require_indifference
+from shardwright.search.objective import INDIFFERENCE, affordable_value, require_fit, require_indifference
 from shardwright.search.ranked import (
     best_of,
     best_of_kinds,
@@ -128,7 +128,7 @@ def _with_parts(
     if whole.plans and job.objective == "time":
         longest = min(longest, whole.best.iteration_seconds * (1.0 + asked.indifference))
     contexts = largest_pools(contexts_for(model, asked.cluster, job, asked.fit, efficiency))
-    parts = [part for context in contexts for part in faster_parts(context.pool)]
+    parts = [context.pool for context in parts_of(contexts)]
     least = job_flops(model, job) / longest  # FLOPs per second
     parts = [part for part in parts if part.gpus * peak_flops(part.gpu, job.precision) > least]
     alike = not whole.plans and job.deadline_hours is None and job.budget_dollars is None and longest == np.inf
@@ -139,7 +139,7 @@ def _with_parts(
         alone = replace(asked, cluster=Cluster(pools=(part,)), longest=longest)
         rankings.append(_plan(model, job, alone, top, exportable_to, efficiency))
     there = partial(_on_cluster, cluster=asked.cluster, efficiency=efficiency)
-    best = best_of([_each_plan(ranking, there) for ranking in rankings], top)
+    best = best_of([_keeping_limits(_each_plan(ranking, there)) for ranking in rankings], top)
     return replace(
         best,
         baselines=whole.baselines,
@@ -156,6 +156,11 @@ def _on_cluster(plan: Plan, cluster: Cluster, efficiency: Efficiency | None) -> 
         return plan
     there = predict(replace(plan, cluster=cluster), efficiency=efficiency)
     return with_bound(there, plan.predicted.lower_bound_seconds)
+
+
+def _keeping_limits(ranking: Ranking) -> Ranking:
+    """Return a ranking without plans that miss a limit: the whole machine fails more often than a part of it."""
+    return replace(ranking, plans=tuple(plan for plan in ranking.plans if affordable_value(plan) is not None))
 
 
 def _plan(
